@@ -431,6 +431,12 @@ class ContentBook:
             why = "other ranks have not counted so many" if among_ranks else "the engine does not take note of it"
             self._violate("I9" if among_ranks else "I5", f"job {number} has landed {ago} steps ago, and {why}", job=number)
 
+    def made_alone(self, number: int) -> None:
+        """A load has landed on all ranks that have made it, and not all of them count it."""
+        if number in self._jobs:
+            what = "a step whose result is here has waited for it, and not all ranks count it: another has not made it"
+            self._violate("I9", f"job {number} is a load that ranks part in: {what}", job=number)
+
     def _land(self, job: ContentJob) -> None:
         """Nothing that comes for its blocks can meet it any more."""
         if job.life.state in BEFORE_LANDING:

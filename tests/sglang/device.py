@@ -88,6 +88,19 @@ class Stream:
         self.device.entered.pop()
 
 
+@define(eq=False)
+class Mark:
+    """The operation that an event is recorded by."""
+
+    event: Event
+    number: int
+
+    def __call__(self) -> bool:
+        """It is reached."""
+        self.event.reached = max(self.event.reached, self.number)
+        return True
+
+
 class Event:
     """A mark on a stream. One that was never recorded has been reached."""
 
@@ -103,11 +116,8 @@ class Event:
         self.recorded += 1
         number = self.recorded
 
-        def ring() -> None:
-            self.reached = max(self.reached, number)
-
         self.stream = stream or self.device.entered[-1]
-        self.stream.put(ring)
+        self.stream.put_operation(Mark(self, number))
 
     def query(self) -> bool:
         """Whether the latest mark has been reached."""
@@ -170,6 +180,12 @@ class Device:
         for stream in self.streams:
             if stream.queue and self.rng.random() < chance:
                 stream.advance(self.rng.randint(1, most))
+
+    def reach_marks(self) -> None:
+        """A mark takes no time: each that stands at the head of its stream is reached."""
+        for stream in self.streams:
+            while stream.queue and isinstance(stream.queue[0], Mark):
+                stream.advance(1)
 
     def land_all(self) -> None:
         """Run everything."""

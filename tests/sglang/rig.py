@@ -176,6 +176,8 @@ class Rig:
         self._everywhere(self._overlapped if self.spec.overlap else self._in_turn)
         for rank in self.ranks:
             rank.device.drift(self.spec.lag.chance, self.spec.lag.most)
+            if len(self.ranks) > 1:  # what one rank knows of another is how far its device must be
+                rank.device.reach_marks()
         self._harvest()
         for hook in self.after_step:
             hook(self)

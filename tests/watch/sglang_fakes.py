@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
-PAGE = 4
-NUM_PAGES, NUM_HOST_PAGES = 16, 20
-NUM_LAYERS = 2
+PAGE, NUM_PAGES, NUM_HOST_PAGES, NUM_LAYERS = 4, 16, 20, 2
 NUM_STATES, NUM_HOST_STATES = 8, 10
 CHUNK = 2
 """Tokens that layers with states compute at once; a page has twice as many."""
@@ -88,13 +86,12 @@ class FakeHostPool:
     """The same for the host, of pages of so many tokens, or of states."""
 
     def __init__(self, num_pages: int = NUM_HOST_PAGES, page: int = PAGE) -> None:
-        self.page = page
+        self.page, self.layer_num = page, NUM_LAYERS
         self.size = num_pages * page
         self.free_slots = np.arange(self.size)
         self.release_slots: list[Indices] = []
         self.next: list[int] = []
-        self.entries: list[Any] = []
-        """Host pools of other memory, behind the same controller."""
+        self.entries: list[Any] = []  # host pools of other memory, behind the same controller
 
     def alloc(self, need_size: int) -> Indices | None:
         """The next pages that the test has named."""
@@ -115,7 +112,7 @@ class FakeHostPool:
     def backup_from_device_all_layer_physical(self, pool: object, host: Indices, device: Indices, backend: str) -> None:
         """Copy to the host."""
 
-    def load_to_device_per_layer_physical(self, pool: object, host: Indices, device: Indices, layer: int, backend: str) -> None:
+    def load_to_device_per_layer_physical(self, pool: object, host: Indices, device: Indices, *how: Any, **more: bool) -> None:
         """Copy a layer from there."""
 
     def clear(self) -> None:
@@ -181,7 +178,9 @@ class FakePool:
 
 
 class FakeTransferEngine:
-    """What is told to copy; a test may bend it."""
+    """What is told to copy; a test may bend it, or leave layers of some host pools out."""
+
+    skips: Callable[[Any, int], bool] = staticmethod(lambda each, layer: False)
 
     def submit_device_to_host(self, transfers: list[Any]) -> None:
         """Copy to the host."""
@@ -189,11 +188,13 @@ class FakeTransferEngine:
             indices = each.host_pool.prepare_transfer_indices(each.host_indices, each.device_indices, "direct")
             each.host_pool.backup_from_device_all_layer_physical(None, *indices, "direct")
 
-    def submit_host_to_device(self, transfers: list[Any]) -> None:
+    def submit_host_to_device(self, transfers: list[Any], *, transfer_layer_id_max: int) -> None:
         """Copy from there."""
-        for each in transfers:
+        for each, layer in [(each, layer) for each in transfers for layer in range(transfer_layer_id_max)]:
             indices = each.host_pool.prepare_transfer_indices(each.host_indices, each.device_indices, "direct")
-            each.host_pool.load_to_device_per_layer_physical(None, *indices, 0, "direct")
+            at = each.layer_mapper(layer) if hasattr(each, "layer_mapper") else layer
+            if at is not None and not self.skips(each, at):
+                each.host_pool.load_to_device_per_layer_physical(None, *indices, at, "direct", is_draft=each.is_draft)
 
 
 class FakeController:
@@ -263,7 +264,7 @@ class FakeController:
         """The same for loads. Returns the number under which a step waits for them."""
         if not self.load_queue:
             return -1
-        self.l2_transfer_engine.submit_host_to_device(self._transfers(self.load_queue))
+        self.l2_transfer_engine.submit_host_to_device(self._transfers(self.load_queue), transfer_layer_id_max=NUM_LAYERS)
         self.load_queue.clear()
         self.ack_load_queue.append(SimpleNamespace(finish_event=FakeEvent()))
         self.producer = (self.producer + 1) % 3

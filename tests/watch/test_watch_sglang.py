@@ -61,6 +61,19 @@ class Stage:
         """Nobody holds anything."""
         assert self.watch.mirror.holders.left_behind([]) == {}
 
+    # --- other ranks
+
+    def counted_by_no_other(self) -> None:
+        """The device has ended all loads, and other ranks count none of them."""
+        self.engine.reach()
+        for ack in self.engine.controller.ack_load_queue:
+            ack.finish_event.query = lambda: False
+
+    def counted_by_all(self) -> None:
+        """The other ranks have ended them, too."""
+        for ack in self.engine.controller.ack_load_queue:
+            del ack.finish_event.query
+
     # --- a text
 
     def kept_text(self) -> None:
@@ -329,6 +342,13 @@ ranks-not-asked I9
     ask_no_rank; check
 counted-by-one-rank I9
     take 1; compute a :4 [1]; store [1] [0]; reach; rest 256
+load-of-one-rank-alone I9 job 2 is a load that ranks part in
+    # the result of the step that has waited for it is here, so it has landed on all ranks that have made it
+    on_host; loaded; counted_by_no_other; check; silent; check; check
+load-whose-step-is-in-flight silent
+    on_host; load [0,1] [5,6]; take 9; step b :9 [5,6,9] 8 waits=0; counted_by_no_other; check; check; check; result; check
+load-that-is-counted-next-time silent
+    on_host; loaded; counted_by_no_other; check; counted_by_all; check; check
 """)
 
 WITH_STORAGE = cases("""

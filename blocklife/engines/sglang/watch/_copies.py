@@ -18,6 +18,8 @@ from blocklife.engines.sglang.watch._parts import CacheParts
 from blocklife.engines.sglang.watch._reading import numbers
 from blocklife.watch import OVERDUE, OVERDUE_AMONG_RANKS, ContentBook, Ears, HeardCall, TakesBack
 
+ASKED_TWICE = 3
+"""`Acknowledged.num_used` when two checks of all ranks in a row have left a load uncounted."""
 Job = tuple[AnyMemory, int]
 """The memory, and the number in its book."""
 Part: TypeAlias = tuple[AnyMemory, int, bool]
@@ -50,6 +52,8 @@ class Acknowledged:
     """The number under which a step waits for a load."""
     num_landed: int = 0
     """Steps since the device has ended them."""
+    num_used: int = 0
+    """Loads: checks that have left them uncounted since the engine has the result of a step that waited for them; 0 before."""
 
 
 @define(eq=False)
@@ -99,6 +103,8 @@ class CopyEars:
         self._translated: set[AnyMemory] = set()
         """Those whose host pool is told other numbers than the launch, as in the unified pools: they are not compared."""
         self._has_ranks = parts.num_ranks > 1
+        self._compute_together = self._has_ranks and getattr(parts.tree, "pp_size", 1) in (None, 1)
+        """Whether the ranks compute each step at one time, which the stages of a pipeline do not."""
         self._steps_stream = parts.steps_stream
         controller, tree = parts.controller, parts.tree
         for way in (WRITES, LOADS):
@@ -120,7 +126,7 @@ class CopyEars:
                         heard = functools.partial(self._copies, memory, host, is_store, not end)
                         ears.hear(host, name + end, before=heard)
         for name in ("writing_check", "loading_check"):
-            ears.hear(tree, name, after=self._checked)
+            ears.hear(tree, name, after=functools.partial(self._checked, name == "loading_check"))
 
     # --- queues -------------------------------------------------------------------------------------------------------------
 
@@ -226,7 +232,7 @@ class CopyEars:
 
     # --- acknowledgements ---------------------------------------------------------------------------------------------------
 
-    def _checked(self, call: HeardCall) -> None:
+    def _checked(self, is_of_loads: bool, call: HeardCall) -> None:
         self._reading.report()
         for way, out in self._out.items():
             left = {id(ack) for ack in getattr(self._controller, way.acks)}
@@ -235,6 +241,28 @@ class CopyEars:
                 is_early = not _has_landed(each.ack)
                 for memory, job in each.jobs:
                     memory.book.landed(job, is_early=is_early)
+        if is_of_loads and self._compute_together:
+            self._ask_ranks()
+
+    def used(self, load: int) -> list[Acknowledged]:
+        """What a step that is launched waits for: when the engine has its result, that has been used (`has_result`)."""
+        return [each for each in self._out[LOADS] if each.producer == load >= 0]
+
+    def has_result(self, waited: Sequence[Acknowledged]) -> None:
+        """The engine has the result of a step that has waited for these.
+
+        Ranks compute a step together, layer by layer, so it has waited for them on all ranks: they have landed on each that has
+        made them, and the next check of all ranks must count them.
+        """
+        for each in waited:
+            each.num_used = max(each.num_used, 1)
+
+    def _ask_ranks(self) -> None:
+        for each in self._out[LOADS]:
+            each.num_used += each.num_used > 0 and _has_landed(each.ack)
+            if each.num_used == ASKED_TWICE:
+                for memory, job in each.jobs[:1]:
+                    memory.book.made_alone(job)
 
     def look(self) -> None:
         """At a step: what has landed must be taken note of some time."""

@@ -15,12 +15,13 @@ load.
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from attrs import frozen
 
-from blocklife.engines.sglang.watch._copies import CopyEars
+from blocklife.engines.sglang.watch._copies import Acknowledged, CopyEars
 from blocklife.engines.sglang.watch._memory import FollowedMemory
 from blocklife.engines.sglang.watch._parts import CacheParts, StateParts, seed_of
 from blocklife.engines.sglang.watch._reading import numbers
@@ -149,6 +150,8 @@ class StepEars:
         self._texts: dict[str, tuple[object, Text]] = {}
         self._rows: list[int] = []
         """The rows of the tables that the requests of the planned step have."""
+        self._waited = deque[list[Acknowledged]]()
+        """What each step in flight waits for."""
         self._planned_states: PlannedStates | None = None
         """What the planned step does with states, until it is known to be launched."""
         waits.unready = self._unready
@@ -173,6 +176,7 @@ class StepEars:
         load: int = getattr(batch, "hicache_consumer_index", -1)
         self._waits.planned(load)
         if batch is not None:
+            self._waited.append(self._copies.used(load))
             for memory in self._paged:
                 memory.book.launched(turns.get(memory, ()), self._copies.waited_for(load, memory.book))
             if self._states is not None:
@@ -200,6 +204,8 @@ class StepEars:
             self._launched()
         for memory in self._paged:
             memory.book.computed()
+        if self._waited:
+            self._copies.has_result(self._waited.popleft())
 
     def _ended(self, call: HeardCall) -> None:
         over = {request.rid for request in getattr(call.given("batch")[0], "reqs", ()) if request.finished()}
