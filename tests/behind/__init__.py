@@ -1,4 +1,4 @@
-"""What the tests of all engines share: where they are fetched to and run from, random traffic, planted bugs, and the tools.
+"""What the tests of all engines share: where they are fetched and run, random traffic, planted bugs, findings, and the tools.
 
 `tests.vllm`, `tests.sglang`, `tests.lmcache` and `tests.model` have what is one engine's own.
 """
