@@ -31,4 +31,4 @@ def _make_room(core: Core, count: int) -> None:
 def pytest_configure() -> None:
     """Where the core is interpreted, it has no room to spare."""
     if not examine().compiled:
-        Core.make_room = _make_room  # type: ignore[method-assign]
+        setattr(Core, "make_room", _make_room)  # noqa: B010  # mypy lets no method be replaced otherwise

@@ -21,7 +21,11 @@ from tests.sparing import once
 
 MODELS = ("full", "windows", "both", "states")
 SEED = 1
-DEVICE = {"full": 26, "windows": 16, "both": 26, "states": 26, "repeats": 26, "mtp": 26, "one_head": 26, "experts": 26, "latents": 52}
+DEVICE = {
+    **dict.fromkeys(("full", "both", "states", "repeats", "mtp", "one_head", "experts"), 26),
+    "windows": 16,
+    "latents": 52,
+}
 """Blocks of a device that two requests fill, by model: behind a window they take fewer."""
 TIGHT = {"full": 40, "windows": 16, "both": 40, "states": 40}
 """Blocks of a host that has to displace what it has."""

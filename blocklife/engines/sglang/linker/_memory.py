@@ -35,6 +35,7 @@ from blocklife.ledger import (
     Plan,
     Store,
 )
+from blocklife.ledger._ids import Lives
 from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.ledger.jobs import Planned, Sealed
 from blocklife.offload import HostTier
@@ -62,7 +63,7 @@ class LinkedCopy:
     blocks: Sequence[int] = ()
     job: JobId | None = None
     direction: Direction = Direction.STORE
-    sealed: Sequence[int] = ()
+    sealed: Lives = field(factory=list)
     """The lives of the blocks of a store, whose content has its keys."""
     life: LinkedCopyLife = field(factory=LinkedCopyLife)
 
