@@ -207,7 +207,7 @@ class Rig:
         """End what has threads, and remove the files of the storage."""
         if self.spec.storage:
             self._storage_rests()
-            self._everywhere(lambda rank: rank.tree.shutdown())
+            self._everywhere(lambda rank: getattr(rank.tree, "shutdown", rank.engine.controller.reset)())
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _storage_rests(self) -> None:

@@ -79,7 +79,8 @@ class StoredKeys:
         keys, values = call.given("keys", "values")
         if isinstance(keys, list) and isinstance(values, list):
             found = [(key, given[id(each)][1]) for key, each in zip(keys, values, strict=False) if id(each) in given]
-            self._kept(self._pages, [key for key, _ in found], (), [slot for _, slot in found])
+            keys, slots = [key for key, _ in found], [slot for _, slot in found]
+            self._reading.later(partial(self._kept, self._pages, keys, (), slots))
         else:
             for memory, _, names, host in self._asked(call):
                 self._reading.later(partial(self._kept, memory, names, ()), host)
@@ -106,7 +107,7 @@ class StoredKeys:
         index, found = call.given("index", "data_page")
         if (place := _index(index)) is not None:
             key = self._got.pop(id(found), (None, ""))[1]  # of one that is not known nothing is known
-            self._filled(self._pages, [key], [True], [place])
+            self._reading.later(partial(self._filled, self._pages, [key], [True], [place]))
 
 
 def _index(place: object) -> int | None:
