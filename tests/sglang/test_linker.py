@@ -503,7 +503,7 @@ def test_what_cannot_start_is_refused_before_the_weights(
         plugin.install()
         HookRegistry.apply_hooks()
         with pytest.raises((MisuseError, CapacityError), match=message):
-            Scheduler(arguments(options, **more))
+            Scheduler(server_args=arguments(options, **more))
         config = {"linker": "Other", "linker_module_path": "elsewhere", "linker_extra_config": options}
         Scheduler(arguments({}, **{**more, "unified_cache_external_linker_config": config}))
         Scheduler(arguments({"host_pages": 8}))

@@ -13,9 +13,9 @@ def install() -> None:
     hooks.HookRegistry.register(MADE, before_weights, hooks.HookType.BEFORE)
 
 
-def before_weights(scheduler: object, arguments: object, *_args: object, **_kwargs: object) -> None:
+def before_weights(scheduler: object, server_args: object, *_args: object, **_kwargs: object) -> None:
     """A scheduler is being made with these arguments. Refuses as `_starting.check`."""
     starting = importlib.import_module("blocklife.engines.sglang.linker._starting")
-    options = starting.options_of(arguments)
+    options = starting.options_of(server_args)
     if options is not None:
-        starting.check(arguments, options)
+        starting.check(server_args, options)
