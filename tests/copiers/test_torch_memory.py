@@ -177,6 +177,17 @@ def test_processes_that_allocate_at_once_are_counted_together(monkeypatch: pytes
     HostMemory(PAGE, 5, pinned=False).close()  # alone, what is available counts
 
 
+def test_memory_that_follows_is_counted_before_any_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of several refuses what all together would not get, in what is available and for all who share the machine."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * PAGE)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 8 * PAGE)
+    with pytest.raises(CapacityError, match=r"8,192 bytes requested .*, and 12,288 more, 16,384 are available \(ask"):
+        HostMemory(PAGE, 2, pinned=False, beside=3 * PAGE)
+    with pytest.raises(CapacityError, match=r", and 4,096 more, by each of 3 processes, and the machine has 32,768 \(ask"):
+        HostMemory(PAGE, 2, pinned=False, sharers=3, beside=PAGE)
+    HostMemory(PAGE, 2, pinned=False, sharers=2, beside=2 * PAGE).close()
+
+
 def plant(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = root / name
