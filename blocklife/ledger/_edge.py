@@ -298,13 +298,13 @@ def seals(values: object, name: str) -> list[Seal]:
 
 
 def placements(values: object, name: str) -> list[Placement]:
-    """What an allocator has appended to tables."""
-    found = members(values, Placement, name)
-    for each in found:
+    """What an allocator has appended to tables, with lists of blocks that are the caller's no more."""
+    found = []
+    for each in members(values, Placement, name):
         _part(each.group, name, ".group")
         _part(each.skipped, name, ".skipped")
-        numbers(each.taken, f"{name}.taken")
-        numbers(each.allocated, f"{name}.allocated")
+        taken, allocated = numbers(each.taken, f"{name}.taken"), numbers(each.allocated, f"{name}.allocated")
+        found.append(Placement(each.group, each.skipped, taken, allocated))
     return found
 
 

@@ -26,6 +26,7 @@ from blocklife.core import _couplings as couplings
 from blocklife.core import _moves as moves
 from blocklife.core import _plans as plans
 from blocklife.core import _verbs as verbs
+from blocklife.core._columns import life_of
 from blocklife.core._moves import ask_job, fire_request
 from blocklife.core._tables import (
     ADMISSIBLE_,
@@ -319,11 +320,11 @@ class Ledger(edge.NotCopied):
             self._core,
             [row] * len(placed),
             [each.group for each in placed],
-            [[*[NULL] * each.skipped, *map(int, each.taken)] for each in placed],
-            [[*map(int, each.allocated)] for each in placed],
+            [[*[NULL] * each.skipped, *each.taken] for each in placed],
+            [each.allocated for each in placed],
         )
-        life = self.blocks.life
-        return [Batch([life(int(block)) for block in each.allocated], each.group) for each in placed]
+        epoch = self._core.blocks.epoch
+        return [Batch([life_of(epoch[block], block) for block in each.allocated], each.group) for each in placed]
 
     @verb
     def observe_free(self, request: str, blocks: Sequence[int], group: int = 0) -> None:

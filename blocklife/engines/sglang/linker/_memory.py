@@ -123,10 +123,9 @@ class LinkedMemory:
 
         Refuses: a block that another copy holds, which SGLang must not hand out.
         """
-        find = self.ledger.slots.find_ready
-        known = [find(_GROUP, key) for key in keys]
+        copy, view = LinkedCopy(self), self.ledger.slots
+        known = [view.find_ready(_GROUP, key) for key in keys] if view.found(_GROUP, keys) else []
         there = [slot for slot in known if slot is not None]
-        copy = LinkedCopy(self)
         if there:
             self.tier.touch(reversed(there))
             self._count(num_known=len(there))
