@@ -149,7 +149,7 @@ class ContentBook:
         self._read: dict[int, HeldContent] = {}
         """Slots that were filled from below the host, until the engine's cache has taken them."""
         self.sees_reads = False
-        """Whether it is told of all slots that are filled from there."""
+        """Whether the ears report every slot that is filled from below the host."""
         self.unseen_slots = False
         """Whether slots are filled by others than these jobs, from a storage, say."""
         self.sees_takers = True

@@ -87,7 +87,7 @@ class EngineSetup:
     deadline: int = knob(1000, "steps until a copy is past its deadline", least=1)
     replacement: str = knob("lru", "the eviction policy of the host tier", among=BUILT_IN)
     step_tokens: int = knob(0, "the most tokens that one request computes per step, by the engine's own policy; 0 for no limit")
-    below: int = knob(0, "contents that a store below the host tier has room for; 0: there is none", most=100_000)
+    below: int = knob(0, "how many contents a store below the host tier can hold; 0: there is no such store", most=100_000)
     events: str = knob(
         "own",
         "how copies wait for forward passes: each by its own event, not at all, or all by one event (then all count as landed "
@@ -439,8 +439,8 @@ class Driver:
 
     @verb("single blocks")
     def copy_block(self, request: kinds.RequestName, source: kinds.Block, target: kinds.Block) -> None:
-        """A block is copied to one of the request's own, on the device, ahead of the next step's forward pass. Who holds the
-        source may let go of it meanwhile.
+        """A block is copied to one of the request's own, on the device, ahead of the next step's forward pass. The request that
+        holds the source may release it before the copy is made.
         """
         self._not("copy_block")
 

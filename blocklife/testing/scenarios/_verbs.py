@@ -320,7 +320,7 @@ class VerbStage(Stage):
 
     @verb("scenes", needs="answer_below")
     def do_vanish(self, contents: kinds.Contents) -> None:
-        """The store below loses these contents, and tells nobody."""
+        """The store below loses these contents without telling the engine."""
         for content in self.names.contents(contents):
             found = [entry for entry, there in self.entries().items() if there.partition("@")[0] == content]
             if not found:

@@ -182,7 +182,7 @@ class LinkedHost:
         return self._of_memories(self._queued.get(rid, ()))
 
     def cancel(self, rid: str, *, refused: bool = False) -> bool:
-        """Give a load up that is queued. False if there is none. Refuses one with a copy under way."""
+        """Give up the queued load of a request. Returns False if it has none. Refuses a load whose copy is under way."""
         copies = self._queued.get(rid)
         if copies is None:
             return False
