@@ -12,8 +12,8 @@ cpdef tuple keep_draft(Core core)
 cpdef int resume(Core core, kept) except -1
 cpdef int tear_up(Core core) except -1
 @cython.locals(life=cython.longlong, place=cython.longlong)
-cpdef int fill_blocks(Core core, lives, places, bytes groups, names, int start) except -1
-cpdef int fill_slots(Core core, slots, bytes groups, keys, int start) except -1
+cpdef int fill_blocks(Core core, list lives, list places, bytes groups, names, int start) except -1
+cpdef int fill_slots(Core core, list slots, bytes groups, keys, int start) except -1
 cpdef int clear_keys(Core core) except -1
 cpdef list plan_jobs(
     Core core, int direction, cuts, lives, bytes groups, places, names, slot_cuts, slots, bytes slot_groups, keys, owners

@@ -338,22 +338,24 @@ def note(core: Core, move: PlaceMove, count: int, job: int) -> int:
 
 
 def hear(core: Core, move: PlaceMove, count: int, job: int) -> int:
-    """Keep what hooks will be told, with what may change before they are: the epochs."""
-    journal, wanted = core.journal, False
+    """Keep what hooks will be told, if any wants it, with what may change before they are: the epochs."""
+    journal, heard, code = core.journal, core.journal.heard, move.code << 8
+    ids = core.slot_ids if move.of_slots else core.ids
+    taken = core.slot_rows if move.of_slots else core.rows
+    for at in range(count):
+        if heard[code | taken[at]]:
+            break
+    else:
+        return 0
     places: list[int] = []
     rows: list[int] = []
     epochs: list[int] = []
     for at in range(count):
-        row = core.slot_rows[at] if move.of_slots else core.rows[at]
-        place = core.slot_ids[at] if move.of_slots else core.ids[at]
-        rows.append(row)
-        places.append(place)
+        rows.append(taken[at])
+        places.append(ids[at])
         if not move.of_slots:
-            epochs.append(core.blocks.epoch[place])
-        if journal.heard[move.code << 8 | row]:
-            wanted = True
-    if wanted:
-        core.told.append((journal.steps, core.plan, move.code, places, rows, epochs, job, ""))
+            epochs.append(core.blocks.epoch[ids[at]])
+    core.told.append((journal.steps, core.plan, move.code, places, rows, epochs, job, ""))
     return 0
 
 

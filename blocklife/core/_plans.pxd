@@ -1,7 +1,7 @@
 # Types of the step, where they are compiled.
 cimport cython
 
-from blocklife.core._columns cimport Blocks, Contents, Core, Requests, Slots, StepRing, TransferJobs
+from blocklife.core._columns cimport Blocks, Contents, Core, Requests, Slots, StepRing, TransferJobs, zeros
 from blocklife.core._couplings cimport (
     abandon,
     ask_submit,
@@ -28,8 +28,8 @@ cpdef list dispatch(Core core, double now)
 cpdef list by_direction(Core core, rows)
 @cython.locals(total=int, row=int)
 cpdef list cuts_of(Core core, rows)
-@cython.locals(row=int, at=int, near=list, far=list, groups=bytearray)
-cpdef tuple moved_by(Core core, rows)
+@cython.locals(row=int, at=int, end=int, near="int[::1]", far="int[::1]", groups="unsigned char[::1]")
+cpdef tuple moved_by(Core core, rows, int total)
 cpdef int arm(Core core, int row, double now) except -1
 cpdef bint is_out(Core core, int row) except -1
 cpdef int launched(Core core, long long number, double now) except -1

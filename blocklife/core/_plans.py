@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from blocklife.core._columns import Core
+from blocklife.core._columns import Core, Ints, zeros
 from blocklife.core._couplings import (
     abandon,
     ask_submit,
@@ -121,18 +121,19 @@ def cuts_of(core: Core, rows: Sequence[int]) -> list[int]:
     return found
 
 
-def moved_by(core: Core, rows: Sequence[int]) -> tuple[list[int], list[int], bytearray]:
-    """What jobs move, one after the other: blocks, host places and groups."""
+def moved_by(core: Core, rows: Sequence[int], total: int) -> tuple[Ints, Ints, bytearray]:
+    """What jobs move, one after the other: blocks, host places and groups, *total* of each."""
     jobs = core.jobs
-    near: list[int] = []
-    far: list[int] = []
-    groups = bytearray()
+    made = zeros("i", total), zeros("i", total), bytearray(total)
+    near, far, groups = made  # as columns, which cost nothing to fill
+    end = 0
     for row in rows:
         for at in range(jobs.begin[row], jobs.begin[row] + jobs.num_blocks[row]):
-            near.append(jobs.place[at])
-            far.append(jobs.slot[at])
-            groups.append(jobs.group[at])
-    return near, far, groups
+            near[end] = jobs.place[at]
+            far[end] = jobs.slot[at]
+            groups[end] = jobs.group[at]
+            end += 1
+    return made
 
 
 def arm(core: Core, row: int, now: float) -> int:

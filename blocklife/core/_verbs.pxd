@@ -42,17 +42,22 @@ cpdef int release_lives(Core core, lives) except -1
 cpdef long long reopen(Core core, int row, int group, int position, int place) except -1
 @cython.locals(block=cython.longlong)
 cpdef int place(Core core, rows, groups, taken, fresh) except -1
+@cython.locals(place=int)
+cpdef list lives_in(Core core, list places)
 @cython.locals(block=cython.longlong)
 cpdef int choose_fresh(Core core, fresh) except -1
 cpdef int mark_block(Core core, long long block, int mark) except -1
+@cython.locals(block=cython.longlong)
+cpdef bint are_apart(Core core, list blocks) except -1
 @cython.locals(block=cython.longlong)
 cpdef int check_hits(Core core, rows, groups, taken) except -1
 cpdef int hold_hits(Core core, held) except -1
 cpdef int append_hits(Core core, int table, taken) except -1
 @cython.locals(life=cython.longlong, place=cython.longlong)
-cpdef int choose_seals(Core core, lives, keys, int group, int start) except -1
+cpdef int choose_seals(Core core, list lives, keys, int group, int start) except -1
 cpdef int check_seal(Core core, int place, int mark, bytes key) except -1
 cpdef int key_in(Core core, int row, int place) except -1
+@cython.locals(lives=list)
 cpdef int seal(Core core, seals) except -1
 cpdef int drop(Core core, lives) except -1
 cpdef int choose_slots(Core core, list chosen) except -1

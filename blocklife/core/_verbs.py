@@ -435,6 +435,14 @@ def place(
     return 0
 
 
+def lives_in(core: Core, places: Sequence[int]) -> list[int]:
+    """The current lives of some blocks."""
+    found: list[int] = []
+    for place in places:
+        found.append(core.blocks.life(place))
+    return found
+
+
 def choose_fresh(core: Core, fresh: Sequence[Sequence[int]]) -> int:
     """Put the blocks that were handed out into ``ids``, and mark them: they exist, and none comes twice."""
     blocks, total, count = core.blocks, 0, 0
@@ -459,6 +467,16 @@ def mark_block(core: Core, block: int, mark: int) -> int:
         raise KernelRefusal(Why.TWICE, block)
     core.blocks.seen[block] = mark
     return 0
+
+
+def are_apart(core: Core, blocks: Sequence[int]) -> bool:
+    """Whether these blocks exist, and none comes twice."""
+    mark = core.blocks.mark()
+    for block in blocks:
+        if block <= 0 or block >= core.blocks.size or core.blocks.seen[block] == mark:
+            return False
+        core.blocks.seen[block] = mark
+    return True
 
 
 def check_hits(core: Core, rows: Sequence[int], groups: Sequence[int], taken: Sequence[Sequence[int]]) -> int:

@@ -4,6 +4,7 @@ cimport cython
 cimport blocklife.ledger._edge as edge
 from blocklife.core._columns cimport Core
 from blocklife.core._couplings cimport broken_pair
+from blocklife.core._verbs cimport are_apart
 
 cdef int FINISHED
 

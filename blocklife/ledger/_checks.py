@@ -16,6 +16,7 @@ import numpy as np
 from blocklife.core._couplings import broken_pair
 from blocklife.core._refused import BrokenPair
 from blocklife.core._tables import FINISHED, J_FINISH
+from blocklife.core._verbs import are_apart
 from blocklife.errors import InvariantError, LateError, MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
@@ -155,14 +156,20 @@ class Checks:
 
     def blocks(self, blocks: Sequence[int], name: str = "blocks") -> list[int]:
         """Blocks exist, and none is named twice."""
-        found, size = edge.counts(blocks, name), self._core.blocks.size
-        for block in found:
+        found = edge.numbers(blocks, name)
+        self.apart(found)
+        return found
+
+    def apart(self, blocks: list[int]) -> None:
+        """The same of numbers that fit 64 bits."""
+        if are_apart(self._core, blocks):
+            return
+        size = self._core.blocks.size
+        for block in blocks:
             if not 0 < block < size:
                 raise MisuseError(f"block {block}: blocks are 1 to {size - 1} (0 is the null block)")
-        if len(set(found)) != len(found):
-            twice = next(block for block, count in Counter(found).items() if count > 1)
-            raise MisuseError(f"block {twice}: it is named twice in one call")
-        return found
+        twice = next(block for block, count in Counter(blocks).items() if count > 1)
+        raise MisuseError(f"block {twice}: it is named twice in one call")
 
     def reports(self, completions: Sequence[Completion]) -> tuple[list[int], list[int], list[bool], Sequence[tuple[int, ...]]]:
         """Reports as the kernel takes them: the numbers of jobs, workers, whether all went well, and what is missing if any is.

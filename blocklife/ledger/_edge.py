@@ -22,7 +22,7 @@ from typing import NoReturn, SupportsIndex, TypeGuard, TypeVar
 import numpy as np
 
 from blocklife.errors import MisuseError
-from blocklife.ledger._ids import Ids, Lives
+from blocklife.ledger._ids import Ids
 from blocklife.ledger.jobs import Batch, GroupTransfer, JobColumns, Jobs, Store
 from blocklife.ledger.records import Completion, JobId, Launched, Placement, Result, Seal
 from blocklife.states import Block
@@ -221,17 +221,12 @@ def members(values: object, kind: type[T], name: str) -> list[T]:
 # --- handles and records ------------------------------------------------------------------------------------------------
 
 
-def held(batch: object, name: str) -> Lives:
-    """The lives of a handle on blocks; not copied if they are in the form that the ledger itself puts into a `Batch`."""
+def held(batch: object, name: str) -> list[int]:
+    """The lives of a handle on blocks, as a list that is the caller's no more."""
     if not isinstance(batch, Batch):
         refuse(name, "a handle on blocks (Batch)", batch)
     _part(batch.group, name, ".group")
-    lives: object = batch.lives
-    if type(lives) is list and _are_whole(lives):
-        if not _are_near(lives):
-            refuse(f"{name}.lives", _MANY, lives)
-        return lives
-    return numbers(lives, f"{name}.lives")
+    return numbers(batch.lives, f"{name}.lives")
 
 
 def job_id(value: object, name: str) -> JobId:

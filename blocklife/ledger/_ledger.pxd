@@ -4,5 +4,4 @@ cimport blocklife.core._moves as moves
 cimport blocklife.core._plans as plans
 cimport blocklife.core._verbs as verbs
 cimport blocklife.ledger._edge as edge
-from blocklife.core._columns cimport life_of
 from blocklife.core._moves cimport ask_job, fire_request

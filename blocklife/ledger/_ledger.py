@@ -26,7 +26,6 @@ from blocklife.core import _couplings as couplings
 from blocklife.core import _moves as moves
 from blocklife.core import _plans as plans
 from blocklife.core import _verbs as verbs
-from blocklife.core._columns import life_of
 from blocklife.core._moves import ask_job, fire_request
 from blocklife.core._tables import (
     ADMISSIBLE_,
@@ -265,7 +264,7 @@ class Ledger(edge.NotCopied):
         Edges: block ALLOCATED → SEALED; PLEDGED → PENDING_STORE. A life that is over by now is skipped and counted.
         Refuses: FLUSHED, whose wait is not proven, and every state in which no content is being computed.
         """
-        given, keys = edge.numbers(edge.held(held, "held"), "held"), edge.keys(keys, "keys")
+        given, keys = edge.held(held, "held"), edge.keys(keys, "keys")
         if len(keys) != len(given):
             raise MisuseError(f"{len(given)} blocks to seal and {len(keys)} keys do not agree")
         self._check.group(held.group)
@@ -311,7 +310,10 @@ class Ledger(edge.NotCopied):
         self._check.pool(own=False)
         row = self._check.request(request)
         placed = edge.placements(placements, "placements")
-        self._check.blocks([block for each in placed for block in (*each.taken, *each.allocated)])
+        named = placed[0].allocated if len(placed) == 1 and not placed[0].taken else ()
+        if type(named) is not list:
+            named = [block for each in placed for block in (*each.taken, *each.allocated)]
+        self._check.apart(named)
         for each in placed:
             self._check.group(each.group)
             if each.skipped < 0:
@@ -323,8 +325,7 @@ class Ledger(edge.NotCopied):
             [[*[NULL] * each.skipped, *each.taken] for each in placed],
             [each.allocated for each in placed],
         )
-        epoch = self._core.blocks.epoch
-        return [Batch([life_of(epoch[block], block) for block in each.allocated], each.group) for each in placed]
+        return [Batch(verbs.lives_in(self._core, each.allocated), each.group) for each in placed]
 
     @verb
     def observe_free(self, request: str, blocks: Sequence[int], group: int = 0) -> None:

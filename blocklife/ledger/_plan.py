@@ -34,10 +34,11 @@ def plan_of(data: LedgerData, rows: Sequence[int]) -> Plan:
 def transfers(data: LedgerData, direction: Direction, rows: Sequence[int]) -> Sequence[Transfer]:
     """The transfers of jobs of one direction, at least one: two lists, in which each job has a part."""
     core = data.core
-    near, far, groups = plans.moved_by(core, rows)
+    cuts = plans.cuts_of(core, rows)
+    near, far, groups = plans.moved_by(core, rows, cuts[-1])
     source, target = (near, far) if direction is _STORE else (far, near)
     return Transfers(
-        data.incarnation, direction, [core.jobs.number[row] for row in rows], source, target, plans.cuts_of(core, rows),
+        data.incarnation, direction, [core.jobs.number[row] for row in rows], source, target, cuts,
         bytes(groups), core.num_groups,
     )  # fmt: skip
 
