@@ -38,7 +38,9 @@ from blocklife.ledger import (
 from blocklife.ledger._ids import Lives
 from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.ledger.jobs import Planned, Sealed
-from blocklife.offload import HostTier
+from blocklife.offload import BelowIndex, BelowPolicies, HostTier
+from blocklife.offload._below import TierBelow
+from blocklife.offload._lookup import Answer
 from blocklife.states import REVIVABLE, TERMINAL, Job
 
 MAX_STORES = 1 << 14
@@ -46,6 +48,8 @@ MAX_STORES = 1 << 14
 
 _GROUP = 0
 """The pages of one memory are one group."""
+
+_HERE, _LATER = Answer.HIT.code, (Answer.RETRY.code, Answer.PENDING.code)
 
 
 def limits_for(num_blocks: int, num_slots: int) -> Limits:
@@ -86,9 +90,18 @@ class LinkedMemory:
     """
 
     def __init__(
-        self, number: int, limits: Limits, *, policy: str, checking: Checking, deadline: float, count: Callable[..., None]
+        self,
+        number: int,
+        limits: Limits,
+        *,
+        policy: str,
+        checking: Checking,
+        deadline: float,
+        count: Callable[..., None],
+        index: BelowIndex | None = None,
+        below: BelowPolicies | None = None,
     ) -> None:
-        """*count* is called with the numbers of `LinkerStatistics` that grow."""
+        """*count* is called with the numbers of `LinkerStatistics` that grow. *index* knows a store below, if there is one."""
         self.number = number
         self.ledger = Ledger(
             limits,
@@ -100,6 +113,10 @@ class LinkedMemory:
             errors="raise",  # its hooks are those below: an error in them is ours, and must not be passed over
         )
         self.tier = HostTier(self.ledger, policy, max_events=0)
+        self.below = None if index is None else TierBelow(
+            self.ledger, self.tier, index, below or BelowPolicies(), bytearray(b"\1") * limits.num_slots, [1]
+        )  # fmt: skip
+        """The store below host memory, if there is one."""
         self._by_job: dict[int, LinkedCopy] = {}
         self._overdue: list[JobId] = []
         self._num_names = 0
@@ -115,6 +132,36 @@ class LinkedMemory:
     def has(self, key: bytes) -> bool:
         """Whether this page can be loaded."""
         return self.tier.slot_of(_GROUP, key) is not None
+
+    # --- the store below ----------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Note what has come from below and gone there, and plan what goes there now."""
+        if self.below is not None:
+            self.below.land()
+            self.below.plan_demotions()
+
+    def found_below(self, keys: Sequence[bytes]) -> tuple[list[bool], bool]:
+        """Of each of these pages whether it is in host memory or below, and whether that is still being found out of any."""
+        if self.below is None:
+            return [self.has(key) for key in keys], False
+        self.below.land()
+        found = [self.has(key) for key in keys]
+        absent = [at for at, here in enumerate(found) if not here]
+        answers = self.below.ask([(_GROUP, keys[at]) for at in absent]) if absent else []
+        for at, answer in zip(absent, answers, strict=True):
+            found[at] = answer == _HERE
+        return found, any(answer in _LATER for answer in answers)
+
+    def promote(self, keys: Sequence[bytes], beside: Sequence[bytes] = ()) -> bool:
+        """Begin to bring pages from below, as far as they are not here, and not at the expense of others. False: none comes."""
+        if self.below is None:
+            return False
+        contents = [(_GROUP, key) for key in keys if not self.has(key)]
+        if contents:
+            kept = [slot for key in (*beside, *keys) if (slot := self.tier.slot_of(_GROUP, key)) is not None]
+            self.below.promote(contents, kept, [])
+        return any(map(self.below.brings, contents))
 
     # --- copies -------------------------------------------------------------------------------------------------------------
 
@@ -263,6 +310,9 @@ class LinkedMemory:
         for name in [*self.ledger.requests]:
             self.ledger.finish(name)
         self.ledger.reset(drain=True)
+        if self.below is not None:
+            self.below.land()
+            self.below.reset(self.below.new_space())
         self._by_job.clear()
         self._overdue.clear()
 
