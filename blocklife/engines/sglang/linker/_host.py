@@ -25,10 +25,10 @@ only what has come.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from blocklife.engines.sglang.linker._memory import LinkedCopy, LinkedMemory
 from blocklife.errors import MisuseError
@@ -109,7 +109,7 @@ class LinkedHost:
         self._started: dict[int, list[list[LinkedCopy]]] = {}
         self._left: list[LinkedCopy] = []
         self._batch = -1
-        self._counts = LinkerStatistics()
+        self._counts: Counter[str] = Counter()
 
     # --- lookups ------------------------------------------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ class LinkedHost:
 
     def statistics(self) -> LinkerStatistics:
         """Counts since the start."""
-        return self._counts
+        return LinkerStatistics(**self._counts)
 
     def statistics_below(self) -> list[BelowStatistics]:
         """Counts of the store below, for each memory; none without one."""
@@ -334,8 +334,7 @@ class LinkedHost:
         return found
 
     def _count(self, **more: int) -> None:
-        added = {name: getattr(self._counts, name) + count for name, count in more.items()}
-        self._counts = evolve(self._counts, **added)
+        self._counts.update(more)
 
 
 def _ends(lengths: list[int], there: Iterable[bool], width: int) -> list[int]:

@@ -19,7 +19,6 @@ from attrs import define, field
 from blocklife.connector_states import KNOWN, LinkedCopyLife, LinkedCopyState
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import (
-    Batch,
     Checking,
     Completion,
     Contract,
@@ -37,7 +36,7 @@ from blocklife.ledger import (
 )
 from blocklife.ledger._ids import Lives
 from blocklife.ledger._limits import MAX_REQUESTS
-from blocklife.ledger.jobs import Planned, Sealed
+from blocklife.ledger.jobs import Planned
 from blocklife.offload import BelowIndex, BelowPolicies, HostTier
 from blocklife.offload._below import TierBelow
 from blocklife.offload._lookup import Answer
@@ -192,8 +191,9 @@ class LinkedMemory:
             if slots is None:
                 ledger.finish(name)
                 return self._declined(copy)
-            copy.sealed = ledger.seal(held, keys).lives
-            jobs = ledger.plan_store(Store.of(Batch[Sealed](copy.sealed), slots[::-1], keys, owner=name))
+            sealed = ledger.seal(held, keys)
+            copy.sealed = sealed.lives
+            jobs = ledger.plan_store(Store.of(sealed, slots[::-1], keys, owner=name))
         except Exception:
             ledger.finish(name)
             ledger.drop(copy.sealed)
@@ -250,7 +250,8 @@ class LinkedMemory:
     def _cancel(self, copies: Sequence[LinkedCopy]) -> None:
         """Their jobs, which are planned, are CANCELLED: that of a load with its request."""
         stores = tuple(each.job for each in copies if each.direction is Direction.STORE and each.job is not None)
-        self.ledger.cancel(Jobs[Planned](stores))
+        planned: Jobs[Planned] = Jobs(stores)
+        self.ledger.cancel(planned)
         for each in copies:
             if each.direction is Direction.LOAD:
                 self.ledger.finish(each.name)
@@ -293,7 +294,7 @@ class LinkedMemory:
     def quiesce(self, jobs: Sequence[JobId]) -> None:
         """These copies are proven quiet; those without a report have failed."""
         if jobs:
-            self.ledger.quiesce(Jobs[Job](tuple(jobs)))
+            self.ledger.quiesce(Jobs(tuple(jobs)))
 
     def out(self) -> list[JobId]:
         """The copies that have begun and are not over."""
@@ -323,13 +324,13 @@ class LinkedMemory:
         return f"{what} {self._num_names}{' of ' * bool(rid)}{rid}"
 
     def _hear_end(self, transition: LedgerTransition) -> None:
-        """A job is over."""
-        ends = {move.target for move in transition}
-        done, cancelled = ends == {Job.DONE}, ends == {Job.CANCELLED}
-        for number in map(int, transition.places):
+        """Jobs are over."""
+        for number, row in transition.steps():
             copy = self._by_job.pop(number, None)
             if copy is None:
                 continue
+            end = transition.table.row(row).target
+            done, cancelled = end is Job.DONE, end is Job.CANCELLED
             (copy.life.land if done else copy.life.lose)()
             if copy.direction is Direction.LOAD:
                 self._count(num_loaded=len(copy.blocks) if done else 0)
