@@ -42,8 +42,9 @@ from blocklife.offload._below import TierBelow
 from blocklife.offload._lookup import Answer
 from blocklife.states import REVIVABLE, TERMINAL, Job
 
-MAX_STORES = 1 << 14
-"""The most stores that are out at once in one memory; the rest of its jobs is for loads."""
+MAX_STORES = 1 << 12
+"""The most stores that are out at once in one memory; the rest of its jobs is for loads. A job that is over names its content
+until so many others have followed, so more would cost memory."""
 
 _GROUP = 0
 """The pages of one memory are one group."""
