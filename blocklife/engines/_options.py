@@ -9,20 +9,28 @@ from __future__ import annotations
 import difflib
 import enum
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from decimal import Decimal
 from functools import partial
 from math import inf
 from typing import TypeVar
 
 from blocklife.errors import MisuseError
-from blocklife.knobs import Knob
+from blocklife.knobs import Knob, knobs
+from blocklife.offload import BelowPolicies
 from blocklife.offload.replacement import replacements
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
 MAX_PARTS = 1024
 """In how many parts a load can go at most."""
+
+BELOW: Mapping[str, Knob] = {
+    f"below_{each.name.removeprefix('max_')}" + "_s" * (each.kind is float): each
+    for each in knobs(BelowPolicies)
+    if each.name not in ("job_slots", "lazy_slots")  # a matter of how jobs are cut
+}
+"""The policies of the tier below that are options, by key; a time is in seconds."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
 _BYTES = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?|)b?\s*", re.IGNORECASE)
@@ -75,6 +83,20 @@ def replacement(key: str, value: object) -> str:
     raise wrong(key, value, f"one of {', '.join(known)}, or a name that was registered before")
 
 
+def text(key: str, value: object) -> str:
+    """A text with something in it."""
+    if not isinstance(value, str) or not value.strip():
+        raise wrong(key, value, "a text that is not empty")
+    return value
+
+
+def address(key: str, value: object) -> str:
+    """The address of a store; what is wrong with it in detail is found when it is opened."""
+    if not isinstance(value, str) or ":" not in value.strip(":"):
+        raise wrong(key, value, "the address of a store: fs:DIR, fs:DIR:BYTES, or another that specs/tiers.md lists")
+    return value
+
+
 def flag(key: str, value: object) -> bool:
     """True or false."""
     if type(value) is not bool:
@@ -89,6 +111,18 @@ def knob(declared: Knob) -> Callable[[str, object], object]:
     if declared.kind is int:
         return partial(count, least=declared.least, most=declared.most)
     return flag if declared.kind is bool else seconds
+
+
+def policies(found: MutableMapping[str, object], known: Mapping[str, Knob]) -> dict[str, object]:
+    """Take these choices out of the options that were found, by the names of their policies."""
+    return {each.name: found.pop(key) for key, each in known.items() if key in found}
+
+
+def check_below(place: str, found: Iterable[str]) -> None:
+    """Refuse a choice about a store below host memory where there is none."""
+    keys = [*found]
+    if "below" not in keys and (stray := next((key for key in keys if key.startswith("below_")), None)):
+        raise MisuseError(f"{place}: {stray!r} needs a store below host memory (set below to its address)")
 
 
 def one_of(kind: type[EnumT]) -> Callable[[str, object], EnumT]:

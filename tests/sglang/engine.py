@@ -206,8 +206,10 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether copies are out, as far as the tree knows."""
-        if self.spec.linker is not None and self.tree.linker.pending_offloads:
-            return True
+        if self.spec.linker is not None:
+            linker = self.tree.linker.cache_linker
+            below = linker.statistics_below() and any(linker.host.out())  # the tree does not know of these
+            return bool(self.tree.linker.pending_offloads or below)
         names = ("ongoing_write_through", "ongoing_load_back", "ongoing_prefetch", "ongoing_backup")
         return any(len(getattr(self.tree, name, None) or ()) for name in names)
 

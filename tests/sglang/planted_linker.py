@@ -9,6 +9,8 @@ from typing import Any
 from attrs import evolve, frozen
 
 from blocklife.connector_states import LinkedCopyState
+from blocklife.engines.sglang.linker._transport import RANK
+from blocklife.ledger import Completion, Direction, Result
 from tests.sglang.rig import Rank
 
 
@@ -167,6 +169,30 @@ def pages_kept(linker: Any) -> None:
         memory.ledger.drop = lambda lives: None
 
 
+def below_swapped(linker: Any) -> None:
+    """The pages of a job are put into the store below under each other's names."""
+    for transport in linker.transports:
+        launch = transport.below.launch
+
+        def swapped(transfer: Any, launch: Callable[..., Any] = launch) -> None:
+            launch(evolve(transfer, keys=transfer.keys[::-1]) if transfer.direction is Direction.DEMOTE else transfer)
+
+        transport.below.launch = swapped
+
+
+def fetched_early(linker: Any) -> None:
+    """What a store below is asked for counts as fetched: its slots are read before it has come."""
+    for transport in linker.transports:
+        launch, copier = transport.below.launch, transport.below
+
+        def early(transfer: Any, launch: Callable[..., Any] = launch, copier: Any = copier) -> None:
+            launch(transfer)
+            if transfer.direction is Direction.PROMOTE:
+                copier.landed.append(Completion(transfer.job, RANK, Result.OK))
+
+        transport.below.launch = early
+
+
 LINKER_FAULTS: dict[str, LinkerFault] = {
     "load_not_waited_for": LinkerFault("token-overlap", load_not_waited_for),
     "layers_not_waited_for": LinkerFault("layers", layers_not_waited_for),
@@ -182,5 +208,7 @@ LINKER_FAULTS: dict[str, LinkerFault] = {
     "window_not_waited_for": LinkerFault("window", load_not_waited_for),
     "overdue_left_running": LinkerFault("impatient", overdue_left_running),
     "reset_at_once": LinkerFault("flushes", reset_at_once),
+    "below_swapped": LinkerFault("below", below_swapped),
+    "fetched_early": LinkerFault("below", fetched_early),
     "pages_kept": LinkerFault("token", pages_kept, frozenset({"missing"})),
 }

@@ -7,6 +7,7 @@ random traffic in worlds of the rig with a linker, then the same with one thing 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -18,10 +19,12 @@ from blocklife.engines.sglang import linker as room
 from blocklife.engines.sglang.linker import _linker as linker_room
 from blocklife.engines.sglang.linker import _plugin as plugin
 from blocklife.engines.sglang.linker import _starting as starting
+from blocklife.engines.sglang.linker._below import identities_of
 from blocklife.engines.sglang.linker._device import DevicePages, memories_of
 from blocklife.errors import CapacityError, MisuseError
 from tests.sglang.drive import Verdict, judge
 from tests.sglang.linked import LINKED, FaultyLinker, LateLinker, linked
+from tests.sglang.linked_below import FolderLinker, folder
 from tests.sglang.planted_linker import LINKER_FAULTS, linker_of
 from tests.sglang.rig import Rank, Rig
 from tests.sglang.traffic import Traffic
@@ -109,8 +112,8 @@ def test_fault_planted_in_the_linker_shows(name: str) -> None:
     pytest.fail("\n".join(seen))
 
 
-def rounds(spec: WorldSpec, computed: list[int]) -> dict[str, list[int]]:
-    """The same prompts, three times over, with others in between that need all of the device."""
+def rounds(spec: WorldSpec, computed: list[int], *, times: int = 3, close: bool = False) -> dict[str, list[int]]:
+    """The same prompts, several *times* over, with others in between that need all of the device."""
     rig = Rig(spec, 5)
     forward = rig.ranks[0].forward
     launch = forward.launch
@@ -121,11 +124,13 @@ def rounds(spec: WorldSpec, computed: list[int]) -> dict[str, list[int]]:
 
     forward.launch = counted  # type: ignore[method-assign]
     families = [[100 * family + at for at in range(1, 41)] for family in range(1, 6)]
-    for prompt in families * 3:
+    for prompt in families * times:
         rig.add(prompt, max_tokens=3)
         rig.drain()
     assert rig.corruptions == []
     assert rig.missing() == ""
+    if close:
+        linker_of(rig.ranks[0]).close()
     return rig.finished
 
 
@@ -173,6 +178,61 @@ def test_copy_that_cannot_be_launched_costs_a_computation(name: str) -> None:
     assert sum(each.count("num_failed_stores") for each in seen) > 0
     assert sum(each.count("num_refused_loads") for each in seen) > 0
     assert [each.failed for each in seen] == [set()] * len(SEEDS)
+
+
+# --- a store below ------------------------------------------------------------------------------------------------------
+
+
+def test_content_comes_back_from_below() -> None:
+    """What host memory had to give up is brought from the store, in all kinds of memory, and then loaded."""
+    for name in ("below", "below-states", "below-windows", "below-ranks"):
+        runs = [run(name, LINKED[name], seed) for seed in SEEDS]
+        below = [counts for each in runs for rank in each.ranks for counts in linker_of(rank).statistics_below()]
+
+        assert [each.troubles for each in runs if each.troubles] == []
+        assert sum(each.demoted for each in below) > 0, name
+        assert sum(each.promoted for each in below) > 0, name
+        assert sum(each.count("num_loaded") for each in runs) > 0, name
+
+
+def test_engine_hits_what_another_one_has_left_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real files: the second engine says the same and computes less; one with other weights finds nothing."""
+    spec = linked(FolderLinker, host_pages=80)
+    first, second, other = list[int](), list[int](), list[int]()
+    monkeypatch.setattr(FolderLinker, "said", folder(tmp_path))
+    texts = rounds(spec, first, times=1, close=True)
+    again = rounds(spec, second, times=1, close=True)
+    monkeypatch.setattr(FolderLinker, "said", folder(tmp_path, below_generation="others"))
+    foreign = rounds(spec, other, times=1, close=True)
+
+    assert texts == again == foreign
+    assert sum(second) < sum(first) / 2
+    assert sum(other) == sum(first)
+
+
+def test_entries_are_named_after_the_model_and_its_layout() -> None:
+    """Seeds and sizes that differ from start to start are no part of it, other weights and types are."""
+    pages = [pages_of(params())]
+
+    def named(place: Sequence[tuple[int, int]] = (), **said: object) -> bytes:
+        arguments = SimpleNamespace(**{"model_path": "m", "load_format": "auto", "random_seed": 1, **said})
+        (identity,) = identities_of(arguments, ["kv"], pages, place, "")
+        return identity.fingerprint
+
+    usual = named()
+    assert usual == named(random_seed=2) == named(mem_fraction_static=0.5)
+    others = [named(revision="b"), named(dtype="half"), named([(1, 2)]), named(load_format="dummy")]
+    assert len({usual, named(load_format="dummy", random_seed=2), *others}) == 6
+    with pytest.raises(MisuseError, match=r"SGLang does not say which model it runs, .* \(leave below out\)"):
+        named(model_path="")
+
+
+def test_store_that_cannot_be_opened_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the option."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(FolderLinker, "said", folder(tmp_path / "file"))
+
+    assert refused(linker=f"{FolderLinker.__module__}:FolderLinker").startswith("linker_extra_config: below: ")
 
 
 def test_ranks_with_different_room_stay_together() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from attrs import asdict
+from attrs import asdict, define, field
 
 from blocklife.copiers._movers import USUAL
 from blocklife.engines.sglang import _versions as versions
@@ -18,6 +18,8 @@ from blocklife.engines.sglang.linker._host import LinkedHost, LinkedPages
 from blocklife.engines.sglang.linker._memory import LinkedMemory, limits_for
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Completion, JobId, Launched, Result, Worker
+from blocklife.offload import Demote
+from blocklife.offload._lookup import Answer
 from blocklife.policies import BUILT_IN
 from blocklife.states import Slot
 from tests.behind.scenes import Scene, scenes
@@ -31,15 +33,44 @@ def keys_of(*names: int) -> list[bytes]:
     return [b"page %d" % name for name in names]
 
 
+@define(eq=False)
+class Known:
+    """A store below whose answers are said: what it has, by space, and what it does not know yet."""
+
+    has: set[tuple[bytes, bytes]] = field(factory=set)
+    unknown: set[bytes] = field(factory=set)
+    is_up: bool = True
+
+    def ask(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> list[Answer]:
+        """At once."""
+        return [
+            Answer.RETRY if key in self.unknown else Answer.HIT if (space, key) in self.has else Answer.MISS
+            for _, key in contents
+        ]
+
+    def discard(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
+        """They were not there."""
+        self.has -= {(space, key) for _, key in contents}
+
+    def note_put(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> None:
+        """They are there."""
+        self.has |= {(space, key) for _, key in contents}
+
+    def new_space(self) -> bytes:
+        """Another one."""
+        return b"new"
+
+
 class Link:
     """A host with its device pages, and reports by hand. Pages are named like the blocks that they are in.
 
     Beside the pages there are states: what is said of one is said of the state in the block of the same number behind it.
     """
 
-    def __init__(self, slots: int = 8, states: int = 0) -> None:
+    def __init__(self, slots: int = 8, states: int = 0, below: bool = False) -> None:
         limits = [limits_for(17, count) for count in (slots, states) if count]
-        self.host = LinkedHost(limits, policy="lru", checking=Checking.STRICT, deadline=10.0)
+        self.below = [Known() for _ in limits] if below else []
+        self.host = LinkedHost(limits, policy="lru", checking=Checking.STRICT, deadline=10.0, indexes=self.below)
         self.now = 0.0
         self.jobs: list[JobId] = []
         """What was launched of pages, in order."""
@@ -75,13 +106,30 @@ class Link:
         keys = keys_of(*names)
         return self.host.lookup([LinkedPages(0, keys), LinkedPages(1, keys[-width:])])
 
+    def fetch(self, *names: int, state: bool = False) -> bool:
+        """Begin to bring pages from below, with a state behind the last of them."""
+        keys = keys_of(*names)
+        return self.host.fetch([LinkedPages(0, keys), *([LinkedPages(1, keys[-1:])] if state else [])])
+
+    def put(self, memory: int, *names: int) -> None:
+        """The store below has these."""
+        self.below[memory].note_put(b"", [(0, key) for key in keys_of(*names)])
+
+    def doubt(self, *names: int) -> None:
+        """It does not know yet whether it has these, and no others."""
+        self.below[0].unknown = {*keys_of(*names)}
+
+    def kept(self, space: str = "") -> list[str]:
+        """The pages that it has in a space."""
+        return sorted(key.decode() for each, key in self.below[0].has if each.decode() == space)
+
     def launch(self) -> None:
         """Carry out what is planned, without a report; of states, with one."""
         for memory, plan in self.host.dispatch(self.now):
-            jobs = [transfer.job for transfer in (*plan.loads, *plan.stores)]
+            jobs = plan.submitted
             launched = [Launched(job, RANK) for job in jobs]
             self.host.settle(memory, plan, self.now, launched, [Completion(job, RANK, Result.OK) for job in jobs] * memory)
-            self.jobs += jobs * (not memory)
+            self.jobs += [*jobs] * (not memory)
 
     def land(self, *at: int, ok: bool = True) -> None:
         """The reports of these jobs come, by their places among all that were launched."""
@@ -219,13 +267,47 @@ load-brings-both-parts states=4
     stored 1 state=yes; load a 1 5 state=yes; note batch host.start_loads(); launch
     then host.blocks_of(batch, 0) == [5] and host.blocks_of(batch, 1) == [5]; land -1; then host.finish_loads(batch) and rests()
     then told["num_loaded"] == 2
+without-a-store-below-nothing-is-fetched
+    then not fetch(1); then rests()
+what-is-below-counts-once-it-has-come below=yes
+    # the hit ends where neither tier has the next page; what has come is fetched no more
+    stored 1; put 0 2 3 5; then fetch(1, 2, 3, 4, 5) and find(1, 2, 3) == 1; launch
+    then fetch(1, 2, 3, 4, 5) and len(jobs) == 2; land -1; then find(1, 2, 3, 4, 5) == 3
+    then not fetch(1, 2, 3, 4, 5); load a 2 5; launch; then states(5) == ["LOADING"]
+what-the-store-does-not-know-yet-is-asked-again below=yes
+    # nothing is planned for it, and it may be waited for
+    put 0 1 2; doubt 2; then fetch(2, 1) and host.dispatch(0.0) == []
+    then fetch(1, 2); launch; land -1; then find(1, 2) == 1 and fetch(1, 2) and host.dispatch(0.0) == []
+    doubt; then fetch(1, 2); launch; land -1; then find(1, 2) == 2
+what-was-not-there-is-computed below=yes
+    # the store said that it had it
+    put 0 1; then fetch(1); launch; land -1 ok=no; then find(1) == 0 and not fetch(1) and rests()
+hit-below-needs-its-state-too below=yes states=4
+    # pages are fetched up to the last state that is there, here or below
+    put 0 1 2 3 4; put 1 2; then fetch(1, 2, 3, 4, state=True); launch; land -1
+    then ends(1, 1, 2, 3, 4) == [2] and find(1, 2, 3, 4) == 2 and not fetch(1, 2, 3, 4, state=True)
+pages-without-their-state-stay-below below=yes states=4
+    put 0 1 2; then not fetch(1, 2, state=True) and host.dispatch(0.0) == [] and rests()
+what-is-stored-goes-below below=yes
+    # in the step after it has landed, each page once
+    stored 1 2; then host.begin_step() is None; launch; then len(jobs) == 2; land -1
+    then host.begin_step() is None and host.dispatch(0.0) == [] and kept() == ["page 1", "page 2"]
+    then host.statistics_below()[0].demoted == 2
+more-than-host-memory-is-not-fetched below=yes slots=2
+    # each page would take the room of another one
+    put 0 1 2 3; then not fetch(1, 2, 3) and rests(); then host.statistics_below()[0].no_room == 3
+flush-leaves-what-is-below-behind below=yes
+    # it may have been computed with other weights
+    stored 1; put 0 1; then host.reset() is None; then not fetch(1); stored 1; then host.begin_step() is None; launch; land -1
+    then host.begin_step() is None and kept() == kept("new") == ["page 1"]
 """)
 
 
 @pytest.mark.parametrize("scene", SCENES)
 def test_linker_scene(scene: Scene) -> None:
     """Each keeps one promise of `LinkedHost`."""
-    scene.play(Link(int(scene.settings.get("slots", 8)), int(scene.settings.get("states", 0))))
+    settings = scene.settings
+    scene.play(Link(int(settings.get("slots", 8)), int(settings.get("states", 0)), bool(settings.get("below"))))
 
 
 # --- the configuration --------------------------------------------------------------------------------------------------
@@ -237,8 +319,11 @@ def test_config_has_defaults_for_all_but_the_size() -> None:
 
     assert (config.host_bytes, config.policy, config.deadline_s, config.checking) == (1536, "arc", 60.0, Checking.COUNT)
     assert config.movers is None
+    assert config.below is None
     assert config.num_slots([(7, 512)]) == [3]
     assert LinkerConfig.read({"host_pages": 5, "movers": USUAL.as_json()}).movers == USUAL
+    below = LinkerConfig.read({"host_pages": 5, "below": "fs:x", "below_wait_s": 2, "below_demote": "lazy"}).policies_below
+    assert (below.max_wait, below.demote, below.max_slots) == (2.0, Demote.LAZY, 4096)
     assert LinkerConfig.read({"host_pages": 5, "policy": "LRU", "deadline_s": 2, "checking": "strict"}) == LinkerConfig(
         host_pages=5, policy="lru", deadline_s=2.0, checking=Checking.STRICT
     )
@@ -258,6 +343,19 @@ MISTAKES: dict[str, tuple[dict[str, object], str]] = {
     ),
     "movers": ({"host_pages": 1, "movers": []}, "linker_extra_config: movers must be an object with num_runs, run_bytes, load"),
     "deadline": ({"host_pages": 1, "deadline_s": 0}, "deadline_s must be a number of seconds above 0, not 0"),
+    "below": ({"host_pages": 1, "below": "disk"}, "below must be the address of a store: fs:DIR, fs:DIR:BYTES, or another"),
+    "stray": (
+        {"host_pages": 1, "below_wait_s": 1},
+        "'below_wait_s' needs a store below host memory (set below to its address)",
+    ),
+    "events": (
+        {"host_pages": 1, "below": "fs:x", "below_told": 5},
+        "'below_told' is no key of this linker (did you mean 'below_",
+    ),
+    "demote": (
+        {"host_pages": 1, "below": "fs:x", "below_demote": "often"},
+        "below_demote must be one of eager, lazy, never, not 'often'",
+    ),
     "checking": ({"host_pages": 1, "checking": "hard"}, "checking must be one of strict, count, off, not 'hard'"),
 }
 

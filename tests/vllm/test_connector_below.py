@@ -24,10 +24,11 @@ from attrs import evolve
 from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, UniformTypeKVCacheSpecs
 
+from blocklife.engines import _store as store_below
+from blocklife.engines._store import OutageLog, _reason
 from blocklife.engines.vllm.connector import _cache as cache
-from blocklife.engines.vllm.connector import _store as store_below
 from blocklife.engines.vllm.connector._families import METRICS
-from blocklife.engines.vllm.connector._store import OutageLog, _reason
+from blocklife.engines.vllm.connector._store import logger
 from blocklife.errors import MisuseError
 from blocklife.tiers import CircuitBreaker, FaultyStore, FileStore, Identity, StoreCopier, StoreFaultRates, StoreOutcome
 from tests.behind.scenes import Scene
@@ -129,7 +130,9 @@ GAPS = "blocks of 4 and 6"
 
 def test_layers_with_gaps_and_a_store_below_are_refused(make: Make) -> None:
     """A block of one group is smaller than a block of the other: what a chunk is made of is not what vLLM says."""
-    with pytest.raises(MisuseError, match=r"a chunk has 96 bytes .* and 48 by vLLM's configuration: .* \(leave below out\)"):
+    with pytest.raises(
+        MisuseError, match=r"a chunk has 96 bytes .* and 48 by the engine's configuration: .* \(leave below out\)"
+    ):
         make(evolve(ROOMY, groups=MODELS[GAPS]))
 
 
@@ -301,7 +304,7 @@ def test_log_of_an_outage_says_why(caplog: pytest.LogCaptureFixture) -> None:
     """What the store says of itself; and an outage that came and went between two looks is two lines."""
     caplog.set_level(logging.INFO, "vllm.blocklife")
     breaker = CircuitBreaker(1, first_wait_s=7.0, clock=lambda: 0.0)
-    log = OutageLog("fs:/x", breaker, "Worker 3", "puts nothing there", lambda: "calls failed (no space)")
+    log = OutageLog(logger, "fs:/x", breaker, "Worker 3", "puts nothing there", lambda: "calls failed (no space)")
     log.look()
     breaker.failed()
     breaker.succeeded()

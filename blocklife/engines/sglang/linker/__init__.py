@@ -2,9 +2,9 @@
 
 `_linker` has the class that SGLang makes, once on each rank; it translates calls. `_host` decides what is legal, and in which
 order stores are acknowledged; `_memory` has the ledger and the slots of one memory of the device. `_transport` carries plans
-out with a copier, `_device` describes SGLang's memories as blocks, `_config` reads the options. `_starting` refuses what
-SGLang's arguments say, before the weights are loaded where `_plugin` is heard. `_host`, `_memory` and `_config` import neither
-sglang nor torch.
+out with a copier, `_below` opens a store below host memory, `_device` describes SGLang's memories as blocks, `_config` reads
+the options. `_starting` refuses what SGLang's arguments say, before the weights are loaded where `_plugin` is heard. `_host`,
+`_memory` and `_config` import neither sglang nor torch.
 
 Importing this package imports neither. SGLang finds the linker by `linker_module_path`, the name of this package, and `linker`,
 the name of the class.

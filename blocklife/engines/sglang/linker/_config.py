@@ -8,20 +8,26 @@ Rules of this file:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 
-from attrs import field, fields, frozen
+from attrs import evolve, field, fields, frozen
 
 from blocklife.copiers import MoverTable, read_movers
 from blocklife.engines import _options as options
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking
 from blocklife.ledger._limits import MAX_SLOTS
+from blocklife.offload import BelowPolicies
 
 PLACE = "linker_extra_config"
 """Where the options stand."""
+
+USUAL_BELOW = BelowPolicies(max_wait=0.05, max_slots=1 << 12, job_slots=64)
+"""The policies of the tier below of a linker that is told nothing; the unit of time is the second."""
+_BELOW = {key: each for key, each in options.BELOW.items() if key != "below_told"}
+"""Those that are options: SGLang takes no events from a linker."""
 
 
 @frozen(kw_only=True)
@@ -42,6 +48,13 @@ class LinkerConfig:
     movers: MoverTable | None = field(default=None, metadata={"read": read_movers})
     """Which method of copying takes which copy on a CUDA device: the path of what `blocklife doctor --movers FILE` wrote, or
     what is in it. Default: each rank probes its own device when it starts."""
+    below: str | None = field(default=None, metadata={"read": options.address})
+    """The address of a store below host memory, in a form that `blocklife.tiers.open_store` takes; default: none."""
+    policies_below: BelowPolicies = USUAL_BELOW
+    """The policies of the tier below, each under its own name behind ``below_``. ``below_wait_s`` is how long the lookups of a
+    step wait for it, all together."""
+    below_generation: str = field(default="", metadata={"read": options.text})
+    """Anything; change it to leave all content of the store behind, for example after the weights have changed."""
     checking: Checking = field(default=Checking.COUNT, metadata={"read": options.one_of(Checking)})
     """What happens when a rule of the ledger is broken: strict raises, count counts it and goes on, off does not check."""
 
@@ -53,12 +66,16 @@ class LinkerConfig:
     @classmethod
     def read(cls, extra: Mapping[str, object]) -> LinkerConfig:
         """Read the options from a dictionary. Refuses: an unknown key, an invalid value."""
-        readers = {each.name: each.metadata["read"] for each in fields(cls)}
+        readers = {each.name: each.metadata["read"] for each in fields(cls) if "read" in each.metadata}
+        readers |= {key: options.knob(each) for key, each in _BELOW.items()}
         found: dict[str, object] = {}
         for key, value in extra.items():
             options.known_key(PLACE, key, readers, "linker")
             found[key] = readers[key](f"{PLACE}: {key}", value)
-        return cls(**found)  # type: ignore[arg-type]  # the readers have made them what they are
+        options.check_below(PLACE, found)
+        told: Callable[..., BelowPolicies] = partial(evolve, USUAL_BELOW)
+        make: Callable[..., LinkerConfig] = cls  # the readers have made them what they are
+        return make(policies_below=told(**options.policies(found, _BELOW)), **found)
 
     def num_slots(self, memories: Sequence[tuple[int, int]]) -> list[int]:
         """How many slots each memory of the device has on the host, so many times as many for all. The first has the pages.

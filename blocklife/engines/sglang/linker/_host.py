@@ -16,20 +16,24 @@ two numbers, never compare which stores they are of, and would go on with differ
 *A load.* Its blocks belong to a request of SGLang, and to no one else until they are in the tree. It is launched as soon as it
 is asked for: one that cannot be launched is refused while SGLang can still compute its pages instead.
 
-*Nothing is given up between a lookup and its load.* Only stores evict, and those that SGLang has offered in a step are planned
-at the start of the next.
+*Between a lookup and its load* no store gives anything up: those that SGLang has offered in a step are planned at the start of
+the next. What another lookup fetches from a store below may; then the load is refused, and SGLang computes its pages.
+
+*A store below.* SGLang has no form for "not yet": a lookup that finds more there begins to bring it here (`fetch`), and names
+only what has come.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from blocklife.engines.sglang.linker._memory import LinkedCopy, LinkedMemory
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Completion, JobId, Launched, Limits, Plan
+from blocklife.offload import BelowIndex, BelowPolicies, BelowStatistics
 
 OfMemories = Sequence[Sequence[JobId]]
 """Jobs of each memory; their numbers are those of its ledger."""
@@ -83,9 +87,21 @@ class LinkedHost:
         policy: str = "arc",
         checking: Checking = Checking.COUNT,
         deadline: float = 60.0,
+        indexes: Sequence[BelowIndex] = (),
+        below: BelowPolicies | None = None,
     ) -> None:
+        """*indexes* know the store below, one for each memory; none without one."""
         self.memories = [
-            LinkedMemory(number, each, policy=policy, checking=checking, deadline=deadline, count=self._count)
+            LinkedMemory(
+                number,
+                each,
+                policy=policy,
+                checking=checking,
+                deadline=deadline,
+                count=self._count,
+                index=indexes[number] if indexes else None,
+                below=below,
+            )
             for number, each in enumerate(limits)
         ]
         self._stores: deque[list[LinkedCopy]] = deque()
@@ -93,9 +109,33 @@ class LinkedHost:
         self._started: dict[int, list[list[LinkedCopy]]] = {}
         self._left: list[LinkedCopy] = []
         self._batch = -1
-        self._counts = LinkerStatistics()
+        self._counts: Counter[str] = Counter()
 
     # --- lookups ------------------------------------------------------------------------------------------------------------
+
+    def fetch(self, wanted: Sequence[LinkedPages]) -> bool:
+        """Begin to bring from below what makes the hit of a lookup longer. False if nothing comes that would.
+
+        Another call goes on with what the answers of the store, and the pages that have come, leave to be done.
+        """
+        first, keys = self.memories[wanted[0].memory], wanted[0].keys
+        if first.below is None:
+            return False
+        here, most = first.num_found(keys), first.below.policies.max_slots
+        there, unsure = first.found_below(keys[here : here + most])
+        end = here + (there.index(False) if False in there else len(there))
+        found = [*range(1, end + 1)]
+        for pages in wanted[1:]:
+            begin = max(0, end - most)
+            there, unknown = self.memories[pages.memory].found_below(keys[begin:end])
+            found, unsure = _ends(found, [False] * begin + there, len(pages.keys)), unsure or unknown
+        reach = found[-1] if found else 0
+        if reach <= max(self.lookup(wanted), default=0):
+            return unsure
+        comes = first.promote(keys[here:reach], keys[:here])
+        for pages in wanted[1:]:
+            comes = self.memories[pages.memory].promote(keys[max(0, reach - len(pages.keys)) : reach]) or comes
+        return comes or unsure
 
     def lookup(self, wanted: Sequence[LinkedPages]) -> list[int]:
         """All numbers of pages, from the first on, that can be loaded: with full attention alone each number up to the most.
@@ -106,19 +146,9 @@ class LinkedHost:
         most = self.memories[wanted[0].memory].num_found(keys)
         found = [*range(1, most + 1)]
         for pages in wanted[1:]:
-            found = self._ends_in(found, keys, pages)
+            memory = self.memories[pages.memory]
+            found = _ends(found, map(memory.has, keys[: found[-1] if found else 0]), len(pages.keys))
         return found
-
-    def _ends_in(self, lengths: list[int], keys: Sequence[bytes], pages: LinkedPages) -> list[int]:
-        """Of these lengths those whose last pages, as many as are named or all of them, are in a memory without a gap."""
-        if not lengths:
-            return []
-        memory, width = self.memories[pages.memory], len(pages.keys)
-        run, runs = 0, [0]
-        for key in keys[: lengths[-1]]:
-            run = run + 1 if memory.has(key) else 0
-            runs.append(run)
-        return [length for length in lengths if runs[length] >= min(width, length)]
 
     # --- stores -------------------------------------------------------------------------------------------------------------
 
@@ -237,6 +267,11 @@ class LinkedHost:
 
     # --- plans and reports --------------------------------------------------------------------------------------------------
 
+    def begin_step(self) -> None:
+        """Plan what goes to the store below."""
+        for memory in self.memories:
+            memory.begin_step()
+
     def dispatch(self, now: float) -> list[tuple[int, Plan]]:
         """The copies that can begin, with the number of their memory."""
         plans = ((memory.number, memory.dispatch(now)) for memory in self.memories)
@@ -283,7 +318,11 @@ class LinkedHost:
 
     def statistics(self) -> LinkerStatistics:
         """Counts since the start."""
-        return self._counts
+        return LinkerStatistics(**self._counts)
+
+    def statistics_below(self) -> list[BelowStatistics]:
+        """Counts of the store below, for each memory; none without one."""
+        return [memory.below.statistics() for memory in self.memories if memory.below is not None]
 
     # --- helpers ------------------------------------------------------------------------------------------------------------
 
@@ -295,8 +334,16 @@ class LinkedHost:
         return found
 
     def _count(self, **more: int) -> None:
-        added = {name: getattr(self._counts, name) + count for name, count in more.items()}
-        self._counts = evolve(self._counts, **added)
+        self._counts.update(more)
+
+
+def _ends(lengths: list[int], there: Iterable[bool], width: int) -> list[int]:
+    """Of these lengths, which ascend, those whose last pages, *width* or all of them, are *there* without a gap."""
+    run, runs = 0, [0]
+    for each in there:
+        run = run + 1 if each else 0
+        runs.append(run)
+    return [length for length in lengths if runs[length] >= min(width, length)]
 
 
 def _taken(copies: Collection[LinkedCopy]) -> bool:

@@ -4,6 +4,7 @@ Rules of this file:
 
 * Nothing is decided here: what is legal, what is there and in which order it is acknowledged is in `_host`.
 * SGLang calls everything from the thread of its scheduler, and so may these calls.
+* Only a store below is waited for without need, and the lookups of a step together no longer than ``below_wait_s``.
 
 *A step of SGLang, as this file sees it.* `num_completed_offloads` comes first, once: reports are collected, and stores that
 were offered in the step before begin; where their pages are on the device, it is asked once for all of them. Then `lookup` for
@@ -29,6 +30,7 @@ from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCache
 
 from blocklife.copiers import Copier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
+from blocklife.engines.sglang.linker._below import RankStores, identities_of
 from blocklife.engines.sglang.linker._device import memories_of
 from blocklife.engines.sglang.linker._host import LinkedHost, LinkedPages, LinkerStatistics, OfMemories
 from blocklife.engines.sglang.linker._memory import limits_for
@@ -36,6 +38,7 @@ from blocklife.engines.sglang.linker._starting import check, ranks_here
 from blocklife.engines.sglang.linker._transport import LoadCounter, Transport, torch_copier
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Limits, Result
+from blocklife.offload import BelowStatistics
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PAUSE_S = 0.0005
+"""How long a lookup sleeps before it looks again what has come from a store below."""
 SAY_AGAIN_S = 60.0
 """Copies that fail one after another are logged once in so many seconds."""
 
@@ -70,15 +75,29 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         self._groups = _groups_of(params)
         slots = config.num_slots([(each.num_pages - 1, each.page_bytes) for each in self.pages])
         limits = [limits_for(each.num_pages, count) for each, count in zip(self.pages, slots, strict=True)]
+        self._stores: RankStores | None = None
         self.transports: list[Transport] = []  # before the ledgers: they refuse sizes that this machine does not have
         all_bytes = [count * each.page_bytes for each, count in zip(self.pages, slots, strict=True)]
         try:
             for number in range(len(self.pages)):
                 self.transports.append(self._transport(server_args, number, limits[number], sum(all_bytes[number + 1 :])))
+            self._stores = self.open_below(server_args)
+            if self._stores is not None:
+                for number, transport in enumerate(self.transports):
+                    transport.below = self._stores.copier(number, transport.memory)
         except BaseException:
             self._close_transports()
             raise
-        self.host = LinkedHost(limits, policy=config.policy, checking=config.checking, deadline=config.deadline_s)
+        self.host = LinkedHost(
+            limits,
+            policy=config.policy,
+            checking=config.checking,
+            deadline=config.deadline_s,
+            indexes=[] if self._stores is None else self._stores.presences,
+            below=config.policies_below,
+        )
+        self._may_wait_s = 0.0
+        """How long the lookups of this step may still wait for a store below."""
         self._offered: list[list[PoolTransfer]] = []
         """What SGLang has offered in this step, node by node."""
         in_parts = config.load_parts > 1
@@ -121,6 +140,21 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         """What launches copies; a subclass may put something around it."""
         return copier
 
+    def open_below(self, arguments: object) -> RankStores | None:
+        """The store below, if the options name one; a subclass may have another."""
+        config = self.config
+        if config.below is None:
+            return None
+        names = [name.value for name in self.pools]
+        place = [(torch.distributed.get_rank(group), torch.distributed.get_world_size(group)) for group in self._groups]
+        return RankStores(identities_of(arguments, names, self.pages, place, config.below_generation), config, logger)
+
+    def pause(self) -> float:
+        """Let a store below work for a moment. Returns how many seconds that were; a subclass may count something else."""
+        began = time.monotonic()
+        time.sleep(PAUSE_S)
+        return time.monotonic() - began
+
     def now(self) -> float:
         """The time, in seconds; a subclass may count something else."""
         return time.monotonic()
@@ -129,11 +163,25 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         """Counts since the start."""
         return self.host.statistics()
 
+    def statistics_below(self) -> list[BelowStatistics]:
+        """Counts of the store below since the start, for each memory; none without one."""
+        return self.host.statistics_below()
+
     # --- SGLang's calls -----------------------------------------------------------------------------------------------------
 
     def lookup(self, rid: str, transfers: list[PoolTransfer]) -> list[int]:
-        """All numbers of pages, from the first on, that can be loaded with all that a request needs behind them."""
-        return self.host.lookup(self._named(transfers))
+        """All numbers of pages, from the first on, that can be loaded with all that a request needs behind them.
+
+        What is in a store below begins to come. If it is there soon enough it counts; if not, a later lookup finds it.
+        """
+        wanted = self._named(transfers)
+        while self.host.fetch(wanted):
+            self._launch()
+            if self._may_wait_s <= 0:
+                break
+            self._may_wait_s -= self.pause()
+            self._collect()
+        return self.host.lookup(wanted)
 
     def load(self, rid: str, transfers: list[PoolTransfer]) -> bool:
         """Begin to load into pages of the request; False if it must compute them: they are gone, or no copy can be launched.
@@ -180,6 +228,8 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
     def num_completed_offloads(self) -> int:
         """How many stores, in their order, have an outcome. SGLang asks at the start of each step, so a step begins here."""
         self._collect()
+        self._may_wait_s = self.config.policies_below.max_wait
+        self.host.begin_step()
         self._plan_offered()
         self._launch()
         self._give_up_late()
@@ -205,6 +255,8 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         self._closed = True
         self._close_transports()
         logger.info("blocklife linker: %s", self.statistics())
+        for name, counts in zip(self.pools, self.statistics_below(), strict=False):
+            logger.info("blocklife linker: %s: %s", name.value, counts)
 
     # --- helpers ------------------------------------------------------------------------------------------------------------
 
@@ -265,6 +317,8 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
             self._log_failed(completions)
 
     def _collect(self) -> None:
+        if self._stores is not None:
+            self._stores.look()
         for number, transport in enumerate(self.transports):
             completions = transport.poll()
             self.host.report(number, completions)
@@ -285,6 +339,8 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
     def _close_transports(self) -> None:
         for transport in self.transports:
             transport.close()
+        if self._stores is not None:
+            self._stores.close()
 
     def _log_failed(self, completions: Iterable[Completion]) -> None:
         """Log copies that have failed: the first at once, and what follows at most every so many seconds."""

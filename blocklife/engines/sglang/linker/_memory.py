@@ -19,7 +19,6 @@ from attrs import define, field
 from blocklife.connector_states import KNOWN, LinkedCopyLife, LinkedCopyState
 from blocklife.errors import CapacityError, MisuseError
 from blocklife.ledger import (
-    Batch,
     Checking,
     Completion,
     Contract,
@@ -37,15 +36,20 @@ from blocklife.ledger import (
 )
 from blocklife.ledger._ids import Lives
 from blocklife.ledger._limits import MAX_REQUESTS
-from blocklife.ledger.jobs import Planned, Sealed
-from blocklife.offload import HostTier
+from blocklife.ledger.jobs import Planned
+from blocklife.offload import BelowIndex, BelowPolicies, HostTier
+from blocklife.offload._below import TierBelow
+from blocklife.offload._lookup import Answer
 from blocklife.states import REVIVABLE, TERMINAL, Job
 
-MAX_STORES = 1 << 14
-"""The most stores that are out at once in one memory; the rest of its jobs is for loads."""
+MAX_STORES = 1 << 12
+"""The most stores that are out at once in one memory; the rest of its jobs is for loads. A job that is over names its content
+until so many others have followed, so more would cost memory."""
 
 _GROUP = 0
 """The pages of one memory are one group."""
+
+_HERE, _LATER = Answer.HIT.code, (Answer.RETRY.code, Answer.PENDING.code)
 
 
 def limits_for(num_blocks: int, num_slots: int) -> Limits:
@@ -86,9 +90,18 @@ class LinkedMemory:
     """
 
     def __init__(
-        self, number: int, limits: Limits, *, policy: str, checking: Checking, deadline: float, count: Callable[..., None]
+        self,
+        number: int,
+        limits: Limits,
+        *,
+        policy: str,
+        checking: Checking,
+        deadline: float,
+        count: Callable[..., None],
+        index: BelowIndex | None = None,
+        below: BelowPolicies | None = None,
     ) -> None:
-        """*count* is called with the numbers of `LinkerStatistics` that grow."""
+        """*count* is called with the numbers of `LinkerStatistics` that grow. *index* knows a store below, if there is one."""
         self.number = number
         self.ledger = Ledger(
             limits,
@@ -100,6 +113,10 @@ class LinkedMemory:
             errors="raise",  # its hooks are those below: an error in them is ours, and must not be passed over
         )
         self.tier = HostTier(self.ledger, policy, max_events=0)
+        self.below = None if index is None else TierBelow(
+            self.ledger, self.tier, index, below or BelowPolicies(), bytearray(b"\1") * limits.num_slots, [1]
+        )  # fmt: skip
+        """The store below host memory, if there is one."""
         self._by_job: dict[int, LinkedCopy] = {}
         self._overdue: list[JobId] = []
         self._num_names = 0
@@ -115,6 +132,36 @@ class LinkedMemory:
     def has(self, key: bytes) -> bool:
         """Whether this page can be loaded."""
         return self.tier.slot_of(_GROUP, key) is not None
+
+    # --- the store below ----------------------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Note what has come from below and gone there, and plan what goes there now."""
+        if self.below is not None:
+            self.below.land()
+            self.below.plan_demotions()
+
+    def found_below(self, keys: Sequence[bytes]) -> tuple[list[bool], bool]:
+        """Of each of these pages whether it is in host memory or below, and whether that is still being found out of any."""
+        if self.below is None:
+            return [self.has(key) for key in keys], False
+        self.below.land()
+        found = [self.has(key) for key in keys]
+        absent = [at for at, here in enumerate(found) if not here]
+        answers = self.below.ask([(_GROUP, keys[at]) for at in absent]) if absent else []
+        for at, answer in zip(absent, answers, strict=True):
+            found[at] = answer == _HERE
+        return found, any(answer in _LATER for answer in answers)
+
+    def promote(self, keys: Sequence[bytes], beside: Sequence[bytes] = ()) -> bool:
+        """Begin to bring pages from below, as far as they are not here, and not at the expense of others. False: none comes."""
+        if self.below is None:
+            return False
+        contents = [(_GROUP, key) for key in keys if not self.has(key)]
+        if contents:
+            kept = [slot for key in (*beside, *keys) if (slot := self.tier.slot_of(_GROUP, key)) is not None]
+            self.below.promote(contents, kept, [])
+        return any(map(self.below.brings, contents))
 
     # --- copies -------------------------------------------------------------------------------------------------------------
 
@@ -145,8 +192,9 @@ class LinkedMemory:
             if slots is None:
                 ledger.finish(name)
                 return self._declined(copy)
-            copy.sealed = ledger.seal(held, keys).lives
-            jobs = ledger.plan_store(Store.of(Batch[Sealed](copy.sealed), slots[::-1], keys, owner=name))
+            sealed = ledger.seal(held, keys)
+            copy.sealed = sealed.lives
+            jobs = ledger.plan_store(Store.of(sealed, slots[::-1], keys, owner=name))
         except Exception:
             ledger.finish(name)
             ledger.drop(copy.sealed)
@@ -203,7 +251,8 @@ class LinkedMemory:
     def _cancel(self, copies: Sequence[LinkedCopy]) -> None:
         """Their jobs, which are planned, are CANCELLED: that of a load with its request."""
         stores = tuple(each.job for each in copies if each.direction is Direction.STORE and each.job is not None)
-        self.ledger.cancel(Jobs[Planned](stores))
+        planned: Jobs[Planned] = Jobs(stores)
+        self.ledger.cancel(planned)
         for each in copies:
             if each.direction is Direction.LOAD:
                 self.ledger.finish(each.name)
@@ -246,7 +295,7 @@ class LinkedMemory:
     def quiesce(self, jobs: Sequence[JobId]) -> None:
         """These copies are proven quiet; those without a report have failed."""
         if jobs:
-            self.ledger.quiesce(Jobs[Job](tuple(jobs)))
+            self.ledger.quiesce(Jobs(tuple(jobs)))
 
     def out(self) -> list[JobId]:
         """The copies that have begun and are not over."""
@@ -263,6 +312,9 @@ class LinkedMemory:
         for name in [*self.ledger.requests]:
             self.ledger.finish(name)
         self.ledger.reset(drain=True)
+        if self.below is not None:
+            self.below.land()
+            self.below.reset(self.below.new_space())
         self._by_job.clear()
         self._overdue.clear()
 
@@ -273,13 +325,13 @@ class LinkedMemory:
         return f"{what} {self._num_names}{' of ' * bool(rid)}{rid}"
 
     def _hear_end(self, transition: LedgerTransition) -> None:
-        """A job is over."""
-        ends = {move.target for move in transition}
-        done, cancelled = ends == {Job.DONE}, ends == {Job.CANCELLED}
-        for number in map(int, transition.places):
+        """Jobs are over."""
+        for number, row in transition.steps():
             copy = self._by_job.pop(number, None)
             if copy is None:
                 continue
+            end = transition.table.row(row).target
+            done, cancelled = end is Job.DONE, end is Job.CANCELLED
             (copy.life.land if done else copy.life.lose)()
             if copy.direction is Direction.LOAD:
                 self._count(num_loaded=len(copy.blocks) if done else 0)

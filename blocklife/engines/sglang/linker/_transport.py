@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from blocklife.copiers import Copier, MoverTable
+from blocklife.copiers._protocol import TierCopier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.errors import MisuseError
-from blocklife.ledger import Completion, JobId, Launched, Limits, Plan, Result, Worker
+from blocklife.ledger import Completion, JobId, Launched, Limits, Plan, Result, TierTransfer, Transfer, Worker
 
 RANK = Worker(0)
 """Each rank has a ledger of its own, and is its only worker."""
@@ -64,6 +65,8 @@ class Transport:
         self._forward_stream = forward_stream
         self._load_parts = load_parts
         self._launch_error = ""
+        self.below: TierCopier | None = None
+        """What moves content between host memory and a store below, if there is one."""
 
     @property
     def is_certain(self) -> bool:
@@ -79,20 +82,21 @@ class Transport:
         return self._launch_error or self._streams.statistics().last_error
 
     def execute(self, plan: Plan) -> tuple[list[Launched], list[Completion]]:
-        """Launch the copies of a plan, loads first. Returns what was launched, and what has ended meanwhile.
+        """Launch the copies of a plan, what comes from a store below first. Returns what was launched, and what has ended.
 
         A launch that raises has failed, and so has one of which the device took a part only, which is waited for. Raises:
         MisuseError of one that no copier could serve.
         """
         self.wait(plan.flushes)
-        self._follow()
+        if plan.loads or plan.stores:
+            self._follow()
         self._launch_error = ""
         launched, failed = [], []
-        for transfer in (*plan.loads, *plan.stores):
+        transfers: list[Transfer | TierTransfer] = [*plan.promotes, *plan.demotes, *plan.loads, *plan.stores]
+        for transfer in transfers:
             launched.append(Launched(transfer.job, RANK))
             try:
-                with self._streams.needed_now(self._load_parts):
-                    self._copier.launch(transfer)
+                self._begin(transfer)
             except MisuseError:
                 raise
             except Exception as error:
@@ -100,16 +104,25 @@ class Transport:
                 failed.append(Completion(transfer.job, RANK, Result.FAILED))
         begun = {each.job for each in launched}
         self.wait([suspect.job for suspect in self._streams.suspect() if suspect.job in begun])
-        return launched, [*failed, *self._copier.poll()]
+        return launched, [*failed, *self.poll()]
+
+    def _begin(self, transfer: Transfer | TierTransfer) -> None:
+        if isinstance(transfer, Transfer):
+            with self._streams.needed_now(self._load_parts):
+                self._copier.launch(transfer)
+        elif self.below is not None:
+            self.below.launch(transfer)
 
     def poll(self) -> list[Completion]:
         """What has ended since the last call."""
-        return self._copier.poll()
+        return [*self._copier.poll(), *(self.below.poll() if self.below is not None else ())]
 
     def wait(self, jobs: Collection[JobId]) -> None:
         """Block until these copies are quiet."""
         if jobs:
             self._copier.wait(jobs)
+            if self.below is not None:
+                self.below.wait(jobs)
 
     def before_forward(self, blocks: Sequence[int]) -> None:
         """What the forward pass's stream and the current one are given from now on waits for the loads into these blocks.
@@ -128,7 +141,11 @@ class Transport:
     def close(self) -> None:
         """Wait for every copy, and free the memory."""
         try:
-            self._copier.close()
+            try:
+                self._copier.close()
+            finally:
+                if self.below is not None:
+                    self.below.close()
         finally:
             self.memory.close()
 

@@ -17,8 +17,9 @@ from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
 from vllm.v1.kv_cache_interface import MambaSpec, UniformTypeKVCacheSpecs, iter_layer_specs
 
+from blocklife.engines._store import StoreBelow
 from blocklife.engines.vllm.connector._alike import ranks_alike
-from blocklife.engines.vllm.connector._config import ConnectorConfig
+from blocklife.engines.vllm.connector._config import PLACE, ConnectorConfig
 from blocklife.engines.vllm.connector._groups import (
     check_ends,
     check_states,
@@ -30,7 +31,6 @@ from blocklife.engines.vllm.connector._groups import (
 )
 from blocklife.engines.vllm.connector._scheduler import incarnation_of
 from blocklife.engines.vllm.connector._shapes import CacheShape
-from blocklife.engines.vllm.connector._store import StoreBelow
 from blocklife.engines.vllm.connector.releases._release import release
 from blocklife.tiers import Identity
 
@@ -236,7 +236,10 @@ def below_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
             "set PYTHONHASHSEED to the same value everywhere, or use sha256",
         )
     return StoreBelow(
-        address=config.below, identity=_identity(vllm_config, kv_cache_config, config), policies=config.policies_below
+        address=config.below,
+        identity=_identity(vllm_config, kv_cache_config, config),
+        policies=config.policies_below,
+        option=f"{PLACE}: below",
     )
 
 

@@ -48,35 +48,16 @@ USUAL = Policies(last_step=LastStep.DRAIN, pending_wait=5.0)
 USUAL_BELOW = BelowPolicies(max_wait=5.0, max_told=1 << 18)
 """The policies of a connector that is told nothing; the unit of time is the second."""
 _FOLLOW = frozenset({"plans_ahead", "load_within_tokens", "state_drafts"})
-_OF_JOBS = frozenset({"job_slots", "lazy_slots"})
-"""Policies that are no option: they follow from others and from vLLM's settings, or are a matter of how jobs are cut."""
+"""Policies that are no option: they follow from others and from vLLM's settings."""
 _POLICIES: Mapping[str, Knob] = {
     each.name + "_s" * (each.kind is float): each for each in knobs(Policies) if each.name not in _FOLLOW
 }
-_BELOW: Mapping[str, Knob] = {
-    f"below_{each.name.removeprefix('max_')}" + "_s" * (each.kind is float): each
-    for each in knobs(BelowPolicies)
-    if each.name not in _OF_JOBS
-}
-"""The policies that are options, by key; those of the tier below."""
+"""The policies that are options, by key."""
 
 
 def _bytes_or_none(key: str, value: object) -> int:
     """A number of bytes, or 0."""
     return 0 if options.whole(value) == 0 else options.num_bytes(key, value)
-
-
-def _text(key: str, value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise options.wrong(key, value, "a text that is not empty")
-    return value
-
-
-def _address(key: str, value: object) -> str:
-    """The address of a store; what is wrong with it in detail is found when it is opened."""
-    if not isinstance(value, str) or ":" not in value.strip(":"):
-        raise options.wrong(key, value, "the address of a store: fs:DIR, fs:DIR:BYTES, or another that specs/tiers.md lists")
-    return value
 
 
 @frozen
@@ -134,13 +115,13 @@ class ConnectorConfig:
     outside CUDA graphs, in prefills with *piecewise* graphs or none; elsewhere the pass waits for whole loads."""
     max_jobs: int = field(default=4096, metadata={"read": partial(options.count, most=MAX_JOBS)})
     """Maximum number of outstanding copies."""
-    below: str | None = field(default=None, metadata={"read": _address})
+    below: str | None = field(default=None, metadata={"read": options.address})
     """The address of a store below host memory, in a form that `blocklife.tiers.open_store` takes; default: none."""
     policies_below: BelowPolicies = USUAL_BELOW
     """The policies of the tier below, each under its own name behind ``below_``, a time in seconds: ``below_wait_s``."""
     below_source: HitSource | None = field(default=None, metadata={"read": options.one_of(HitSource)})
     """What vLLM's metrics call the store below; default: disk for files, external_unspecified for others."""
-    below_generation: str = field(default="", metadata={"read": _text})
+    below_generation: str = field(default="", metadata={"read": options.text})
     """Any text; only engines with the same one share content. Change it when other weights get the name of a model."""
     self_describing_kv_events: bool = field(default=False, metadata={"read": options.flag})
     """Whether KV cache events of stored content have its tokens, the hashes of its blocks and the parent of the first."""
@@ -171,11 +152,8 @@ class ConnectorConfig:
             if name in found:
                 raise MisuseError(f"{PLACE}: {key!r} says {name!r} once more (leave one of them out)")
             found[name] = readers[name](f"{PLACE}: {key}", value)
-        if "below" not in found and (stray := next((name for name in found if name.startswith("below_")), None)):
-            raise MisuseError(f"{PLACE}: {stray!r} needs a store below host memory (set below to its address)")
-        own, below = (
-            {policy.name: found.pop(key) for key, policy in known.items() if key in found} for known in (_POLICIES, _BELOW)
-        )
+        options.check_below(PLACE, found)
+        own, below = options.policies(found, _POLICIES), options.policies(found, options.BELOW)
         make: Callable[..., ConnectorConfig] = cls  # the readers have made them what they are
         return make(policies=_told(**own), policies_below=_told_below(**below), **found)
 
@@ -216,7 +194,7 @@ _told_below: Callable[..., BelowPolicies] = partial(evolve, USUAL_BELOW)
 def _readers() -> Mapping[str, Callable[[str, object], object]]:
     """How the value of each key is read."""
     own = {each.name: each.metadata["read"] for each in fields(ConnectorConfig) if "read" in each.metadata}
-    return own | {key: options.knob(each) for key, each in {**_POLICIES, **_BELOW}.items()}
+    return own | {key: options.knob(each) for key, each in {**_POLICIES, **options.BELOW}.items()}
 
 
 def keys() -> tuple[str, ...]:

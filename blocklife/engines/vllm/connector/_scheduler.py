@@ -22,6 +22,7 @@ import numpy as np
 from attrs import evolve
 
 from blocklife.connector_states import STOPPED, WRONG
+from blocklife.engines._store import AskedStore
 from blocklife.engines.vllm.connector._config import Caps, ConnectorConfig
 from blocklife.engines.vllm.connector._described import Describer, ReadExtraKeys
 from blocklife.engines.vllm.connector._doubts import Doubts, Unproven
@@ -31,7 +32,7 @@ from blocklife.engines.vllm.connector._messages import StepPlan, WorkerReport, m
 from blocklife.engines.vllm.connector._shapes import BlockTables, CacheShape, Evict, PeekFree, SchedulerOutput, VllmRequest
 from blocklife.engines.vllm.connector._sources import HitTokens
 from blocklife.engines.vllm.connector._step import ScheduledStep
-from blocklife.engines.vllm.connector._store import AskedStore
+from blocklife.engines.vllm.connector._store import logger
 from blocklife.ledger import Contract, JobId, Ledger, Limits, Plan
 from blocklife.ledger._limits import MAX_JOBS, MAX_REQUESTS
 from blocklife.offload import HostTier, Mode, OffloadScheduler, TierEvent
@@ -52,7 +53,7 @@ class ConnectorScheduler:
         self.shape = shape
         self.config = config
         self._clock = clock
-        self.below = None if shape.below is None else AskedStore(shape.below)
+        self.below = None if shape.below is None else AskedStore(shape.below, logger)
         """The store below host memory, if there is one."""
         most_looked_up = min(MAX_REQUESTS, shape.max_running + SPARE_REQUESTS)
         self.ledger = Ledger(

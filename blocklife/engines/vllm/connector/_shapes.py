@@ -11,7 +11,7 @@ from typing import Protocol
 
 from attrs import frozen
 
-from blocklife.engines.vllm.connector._store import StoreBelow
+from blocklife.engines._store import StoreBelow
 from blocklife.offload import Geometry
 
 

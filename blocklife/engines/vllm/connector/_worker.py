@@ -25,8 +25,9 @@ from blocklife.copiers._movers import MoverTable
 from blocklife.copiers._protocol import EngineCopier, LoadsByLayer, TierCopier
 from blocklife.copiers.torch import HostMemory, KvCache, TorchCopier
 from blocklife.copiers.torch._checked import Alarm, CheckedCopier, PlaceSums, SummedTierCopier
+from blocklife.engines._store import StoreBelow
 from blocklife.engines.vllm.connector._messages import Moved, StepPlan, WorkerReport
-from blocklife.engines.vllm.connector._store import CopiedStore, StoreBelow
+from blocklife.engines.vllm.connector._store import WorkerStore
 from blocklife.engines.vllm.connector._tensors import cache_of, layer_numbers
 from blocklife.errors import MisuseError
 from blocklife.ledger import Completion, Direction, JobId, Launched, Plan, Result, Transfer, Worker
@@ -113,7 +114,7 @@ class ConnectorWorker:
         self._copier: EngineCopier | None = None
         self._executor: Executor | None = None
         self._host: HostMemory | None = None
-        self._below: CopiedStore | None = None
+        self._below: WorkerStore | None = None
         self._group_bytes: tuple[int, ...] = ()
         self._begun = self._ended = 0
         """The last plan whose `begin`, and whose `end`, was carried out."""
@@ -154,7 +155,7 @@ class ConnectorWorker:
         below, shared = self.shape.below, self.shape.shared
         below_copier: TierCopier | None = None
         if below is not None:
-            self._below = CopiedStore(below, self._host, self.shape.blocks_per_chunk, Worker(self.shape.rank), shared)
+            self._below = WorkerStore(below, self._host, self.shape.blocks_per_chunk, Worker(self.shape.rank), shared)
             below_copier = self._below.copier
             if self._sums is not None:
                 below_copier = SummedTierCopier(below_copier, self._sums, self.shape.blocks_per_chunk)
