@@ -60,10 +60,29 @@ def test_budget_counts_bytes_on_one_worker() -> None:
     assert found == [found[0], 2 * found[0], 4 * found[0]]
 
 
-def test_states_with_decode_context_parallelism_are_refused() -> None:
+SHARED = evolve(CROWDED, groups=(FULL, STATE), world_size=2)
+"""Each rank has half of the attention's tokens, and every state."""
+
+
+@pytest.mark.skipif(engine.MINOR < 33, reason="refused before 0.33")
+@pytest.mark.sampled(every=3)
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_states_with_decode_context_parallelism_come_back(seed: int, ahead: bool) -> None:
+    """vLLM hits prefixes on the device up to a state inside a block that the ranks share; the host has whole blocks."""
+    rig = ParallelRig(evolve(SHARED, async_scheduling=ahead), seed, parallel=Parallel(decode=2))
+    assert rig.side.shape.geometry.block_tokens == (8, 4)
+    walk(rig, seed)
+
+    assert rig.verified > 0
+    assert rig.loaded > 0
+
+
+@pytest.mark.skipif(engine.MINOR >= 33, reason="taken from 0.33 on")
+def test_states_with_decode_context_parallelism_are_refused_before() -> None:
     """There vLLM hits prefixes inside a block, which is not offered."""
-    with pytest.raises(MisuseError, match=r"with Mamba layers is not offered: .*\(use decode_context_parallel_size=1\)"):
-        ParallelRig(evolve(ROOMY, groups=(FULL, STATE), world_size=2), parallel=Parallel(decode=2))
+    with pytest.raises(MisuseError, match=r"not offered before 0.33 .*\(use decode_context_parallel_size=1\)"):
+        ParallelRig(SHARED, parallel=Parallel(decode=2))
 
 
 def test_blocks_of_each_group_cover_the_tokens_of_all_ranks_once() -> None:
