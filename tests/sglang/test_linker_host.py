@@ -15,7 +15,7 @@ from blocklife.copiers._movers import USUAL
 from blocklife.engines.sglang import _versions as versions
 from blocklife.engines.sglang.linker._config import LinkerConfig
 from blocklife.engines.sglang.linker._host import LinkedHost, LinkedPages
-from blocklife.engines.sglang.linker._memory import LinkedMemory, limits_for
+from blocklife.engines.sglang.linker._memory import ASK_FIRST, LinkedMemory, limits_for
 from blocklife.errors import MisuseError
 from blocklife.ledger import Checking, Completion, JobId, Launched, Result, Worker
 from blocklife.offload import Demote
@@ -40,9 +40,12 @@ class Known:
     has: set[tuple[bytes, bytes]] = field(factory=set)
     unknown: set[bytes] = field(factory=set)
     is_up: bool = True
+    asked: list[int] = field(factory=list)
+    """Of how many contents, call by call."""
 
     def ask(self, space: bytes, contents: Sequence[tuple[int, bytes]]) -> list[Answer]:
         """At once."""
+        self.asked.append(len(contents))
         return [
             Answer.RETRY if key in self.unknown else Answer.HIT if (space, key) in self.has else Answer.MISS
             for _, key in contents
@@ -308,6 +311,23 @@ def test_linker_scene(scene: Scene) -> None:
     """Each keeps one promise of `LinkedHost`."""
     settings = scene.settings
     scene.play(Link(int(settings.get("slots", 8)), int(settings.get("states", 0)), bool(settings.get("below"))))
+
+
+def test_long_text_is_fetched_as_far_as_copies_may_be_out() -> None:
+    """What is left comes when the first part has; a store that has nothing of a text is asked for its beginning only."""
+    link, names = Link(slots=400, below=True), range(1, 301)
+    link.put(0, *names)
+    found = []
+    while link.fetch(*names):
+        before = len(link.jobs)
+        link.launch()
+        link.land(*range(before, len(link.jobs)))
+        found.append(link.find(*names))
+
+    assert found == [256, 300]
+    before = len(link.below[0].asked)
+    assert not link.fetch(*range(1000, 1900))
+    assert link.below[0].asked[before:] == [ASK_FIRST]
 
 
 # --- the configuration --------------------------------------------------------------------------------------------------

@@ -122,8 +122,7 @@ class LinkedHost:
         if first.below is None:
             return False
         here, most = first.num_found(keys), first.below.policies.max_slots
-        there, unsure = first.found_below(keys[here : here + most])
-        end = here + (there.index(False) if False in there else len(there))
+        end, unsure = first.reach(keys[: here + most], here)
         found = [*range(1, end + 1)]
         for pages in wanted[1:]:
             begin = max(0, end - most)
@@ -136,6 +135,11 @@ class LinkedHost:
         for pages in wanted[1:]:
             comes = self.memories[pages.memory].promote(keys[max(0, reach - len(pages.keys)) : reach]) or comes
         return comes or unsure
+
+    def gave_up(self) -> None:
+        """A lookup goes on with what has come from below so far."""
+        for memory in self.memories:
+            memory.gave_up()
 
     def lookup(self, wanted: Sequence[LinkedPages]) -> list[int]:
         """All numbers of pages, from the first on, that can be loaded: with full attention alone each number up to the most.

@@ -178,6 +178,7 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
         while self.host.fetch(wanted):
             self._launch()
             if self._may_wait_s <= 0:
+                self.host.gave_up()
                 break
             self._may_wait_s -= self.pause()
             self._collect()

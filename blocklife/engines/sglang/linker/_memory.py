@@ -46,6 +46,8 @@ MAX_STORES = 1 << 12
 """The most stores that are out at once in one memory; the rest of its jobs is for loads. A job that is over names its content
 until so many others have followed, so more would cost memory."""
 
+ASK_FIRST = 64
+"""Of how many pages a store below is asked at first; it is asked of twice as many where it has all of them."""
 _GROUP = 0
 """The pages of one memory are one group."""
 
@@ -152,6 +154,22 @@ class LinkedMemory:
         for at, answer in zip(absent, answers, strict=True):
             found[at] = answer == _HERE
         return found, any(answer in _LATER for answer in answers)
+
+    def reach(self, keys: Sequence[bytes], start: int) -> tuple[int, bool]:
+        """Where the pages from *start* on that are here or below end, and whether the one behind them may be there, too."""
+        end, size, unsure = start, ASK_FIRST, False
+        while end < len(keys):
+            there, unsure = self.found_below(keys[end : end + size])
+            end += there.index(False) if False in there else len(there)
+            if False in there:
+                break
+            size *= 2
+        return end, unsure
+
+    def gave_up(self) -> None:
+        """Count a lookup that goes on without what comes from below."""
+        if self.below is not None:
+            self.below.gave_up()
 
     def promote(self, keys: Sequence[bytes], beside: Sequence[bytes] = ()) -> bool:
         """Begin to bring pages from below, as far as they are not here, and not at the expense of others. False: none comes."""
