@@ -26,13 +26,15 @@ from blocklife.testing.scenarios._running import driver_named, read_scenario, wo
 from blocklife.testing.worlds._device import Content
 from tests.programs import HANGS_S
 from tests.proof.drivers.vllm.batch import Output, WorkerBatch
-from tests.proof.drivers.vllm.driver import RELEASES, VllmDriver
+from tests.proof.drivers.vllm.driver import RELEASES, BlocklifeDriver, VllmDriver
 
 ROOT = Path(__file__).parents[2]
 FOLDER = SHIPPED / "vllm"
 TABLES = ROOT / "specs" / "scenarios" / "vllm"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 DRIVER = "tests.proof.drivers.vllm:VllmDriver"
+BLOCKLIFE = " blocklife"
+"""Behind the release, in the column of our own connector."""
 
 OURS_DIFFER = {"S3"}
 """Files that our own engine takes another way: it does not store what was a hit on the device."""
@@ -47,7 +49,7 @@ class Row:
     case: str
     contract: str
     cells: dict[str, str]
-    """By release."""
+    """By release, or by release with our connector."""
 
 
 def rows() -> list[Row]:
@@ -79,9 +81,11 @@ def test_every_file_has_a_row_for_each_contract_it_runs_with() -> None:
 
 
 def test_table_speaks_of_every_release_that_the_driver_takes() -> None:
-    """One column for each minor release, and every cell says something."""
+    """One column for each minor release, one for our connector in the newest, and every cell says something."""
     for row in rows():
-        assert tuple(release.rpartition(".")[0] for release in row.cells) == RELEASES
+        *releases, ours = row.cells
+        assert tuple(release.rpartition(".")[0] for release in releases) == RELEASES
+        assert ours == releases[-1] + BLOCKLIFE
         assert all(row.cells.values())
 
 
@@ -124,11 +128,12 @@ def test_file_holds_for_our_own_engine(name: str) -> None:
 
 
 @no_vllm
-def test_driver_without_vllm_says_what_is_missing() -> None:
+@pytest.mark.parametrize("driver", [VllmDriver, BlocklifeDriver])
+def test_driver_without_vllm_says_what_is_missing(driver: type[VllmDriver]) -> None:
     """It can be named and looked at; made it cannot be."""
-    assert driver_named(DRIVER) is VllmDriver
+    assert driver_named(DRIVER.replace("VllmDriver", driver.__name__)) is driver
     with pytest.raises(MisuseError, match=r"^vLLM cannot be imported here \(run this in an environment that has it"):
-        VllmDriver()
+        driver()
 
 
 @no_vllm
