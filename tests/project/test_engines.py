@@ -45,7 +45,7 @@ def test_releases_are_in_their_order() -> None:
             *("0.33.0: OffloadingConnector", "0.33.0: SimpleCPUOffloadConnector", "0.33.0: blocklife"),
             *("0.30.0", "0.23.0", "0.22.1", "0.21.0"),
         ],
-        ["0.5.23", "0.5.20", "0.5.14", "0.5.13.post1"],
+        ["0.5.23: HiCache", "0.5.23: linker", "0.5.20", "0.5.14", "0.5.13.post1"],
     ]
 
 

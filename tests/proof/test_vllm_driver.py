@@ -24,6 +24,7 @@ from blocklife.testing import OurDriver, Outcome, run_scenario
 from blocklife.testing.scenarios._cases import SHIPPED
 from blocklife.testing.scenarios._running import driver_named, read_scenario, world_of
 from blocklife.testing.worlds._device import Content
+from tests.behind.scenario_tables import cases_above, table
 from tests.programs import HANGS_S
 from tests.proof.drivers.vllm.batch import Output, WorkerBatch
 from tests.proof.drivers.vllm.driver import RELEASES, BlocklifeDriver, VllmDriver
@@ -95,6 +96,14 @@ def test_every_case_is_expressed_or_has_a_reason() -> None:
 
     assert cases - set(FILES) == without_words() - set(FILES)
     assert not without_words() & set(FILES)
+
+
+def test_every_case_of_the_folder_above_has_a_line_for_our_connector() -> None:
+    """With what it shows, or a reason."""
+    _, lines = table("vllm", "above")
+
+    assert [line[0] for line in lines] == cases_above()
+    assert all(all(line) for line in lines)
 
 
 # --- the files --------------------------------------------------------------------------------------------------------------

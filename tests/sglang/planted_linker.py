@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 
 from blocklife.connector_states import LinkedCopyState
 from tests.sglang.rig import Rank
+from tests.sglang.scenario_ranks import ScenarioRank
 
 
 @frozen
@@ -22,7 +23,7 @@ class LinkerFault:
     shows: frozenset[str] = frozenset({"corrupt"})
 
 
-def linker_of(rank: Rank) -> Any:
+def linker_of(rank: Rank | ScenarioRank) -> Any:
     """The linker of a rank."""
     return rank.tree.linker.cache_linker
 

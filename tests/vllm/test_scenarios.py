@@ -25,9 +25,11 @@ from blocklife.ledger.invariants import Violation
 from blocklife.testing import EngineSetup, Outcome, ScenarioVerdict, run_files, run_scenario
 from blocklife.testing.scenarios._running import WRONG, read_scenario, world_of
 from blocklife.testing.scenarios._telling import summary
+from tests.behind.scenario_tables import cases_above, table
 from tests.proof.drivers.vllm.driver import BlocklifeDriver, VllmDriver
 from tests.proof.drivers.vllm.lending import Lending
 from tests.proof.test_vllm_driver import BLOCKLIFE, FILES, FOLDER, Row, rows, without_words
+from tests.vllm.above import above
 
 RELEASE = vllm.__version__
 only_newest = pytest.mark.skipif(not RELEASE.startswith("0.33."), reason="older releases have bugs of their own")
@@ -96,6 +98,16 @@ def test_case_of_the_folder_above_holds_as_it_is(name: str) -> None:
             assert verdict.outcome is Outcome.HELD
         else:
             assert verdict.outcome in (Outcome.NOT_APPLICABLE, Outcome.OTHER_POLICY)
+
+
+@only_newest
+@pytest.mark.parametrize("case", cases_above())
+def test_case_of_the_folder_above_ends_with_our_connector_as_the_table_says(case: str) -> None:
+    """None of them is unsafe, and each that cannot be run says why."""
+    ((_, found),) = above([case])
+
+    assert [case, found] in table("vllm", "above")[1]
+    assert "unsafe" not in found
 
 
 def test_hybrid_with_states_holds_as_it_is_where_a_connector_may_have_one() -> None:

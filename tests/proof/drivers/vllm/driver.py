@@ -137,6 +137,7 @@ class VllmDriver(driver.Driver):
 
     engine_name = "vLLM"
     taken: tuple[str, ...] = _TAKEN
+    reasons: Mapping[str, str] = _ONLY
 
     def __init__(self) -> None:
         if importlib.util.find_spec("vllm") is None:
@@ -237,7 +238,7 @@ class VllmDriver(driver.Driver):
         """The connector of a world. Refuses settings that vLLM does not have."""
         for name, value in world.changed().items():
             if name not in self.taken:
-                raise Unsupported(f"not expressible: {name} = {value} ({_ONLY.get(name, 'vLLM has no such setting')})")
+                raise Unsupported(f"not expressible: {name} = {value} ({self.reasons.get(name, 'vLLM has no such setting')})")
         connector = self.connector_of(world)
         if "mamba" in world.groups and self.version.startswith(RELEASES[:2]):
             raise Unsupported(
@@ -708,6 +709,12 @@ class BlocklifeDriver(VllmDriver):
 
     engine_name = "vLLM with blocklife"
     taken = (*_TAKEN, "jobs", *_OPTIONS)
+    reasons: Mapping[str, str] = {
+        **_ONLY,
+        "deadline": f"{OURS} gives no copy up",
+        "load_within_tokens": "the driver lets all loads run between two steps",
+        "below": "the driver has no store below the host memory",
+    }
 
     def __init__(self) -> None:
         super().__init__()

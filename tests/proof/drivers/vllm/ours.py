@@ -18,13 +18,11 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from blocklife.engines.vllm.connector._connector import StepMetadata, WorkerMetadata
 from blocklife.engines.vllm.connector._messages import WorkerReport
-from blocklife.errors import MisuseError
-from blocklife.ledger import Batch, Completion, Placement, Result, Store, Worker
-from blocklife.ledger.jobs import Sealed
+from blocklife.ledger import Result
 from blocklife.offload import FullAttention
-from blocklife.states import BLANK
 from blocklife.testing import Landing
 from blocklife.testing.worlds._passes import Passes
+from tests.proof.drivers.filling import fill, free_filled
 from tests.proof.drivers.vllm.copies import WorkerOrders
 from tests.proof.drivers.vllm.engine import VllmEngine
 
@@ -110,8 +108,7 @@ class OurHost:
     def __init__(self, engine: VllmEngine, num_slots: int) -> None:
         self._offload = engine.scheduler.connector.scheduler.offload
         self._ledger, self._tier = self._offload.ledger, self._offload.tier
-        self._num_workers, self._size = self._ledger.limits.num_workers, engine.geometry.blocks_per_chunk
-        self._num_slots = num_slots
+        self._size = engine.geometry.blocks_per_chunk
         self._serial = 0
 
     @property
@@ -126,28 +123,12 @@ class OurHost:
         return None if slot is None else (slot, slots.is_ready(slot))
 
     def fill(self, present: Collection[bytes]) -> None:
-        """Store other content, from a free block, into every slot, and pin it."""
-        ledger = self._ledger
-        if present:
-            raise MisuseError(f"the host cannot be filled: {len(present)} slots are in use (fill it while it is empty)")
-        free = next(each for each in range(1, len(ledger.blocks)) if ledger.blocks.state(each) in BLANK)
-        for name in self._aliens(self._num_slots):
-            slots = self._tier.reserve([name])
-            ledger.add_request("somebody")
-            (held,) = ledger.observe_place("somebody", [Placement(allocated=[free])])
-            sealed = Batch[Sealed](ledger.seal(held, [name[1]]).lives)
-            places = [slot * self._size for slot in slots]
-            jobs = ledger.plan_store(Store.of(sealed, slots, [name[1]], owner="somebody", places=places))
-            ledger.submit(jobs)
-            for rank in range(self._num_workers):
-                ledger.complete(Completion(jobs.ids[0], Worker(rank), Result.OK))
-            ledger.finish("somebody")
-            ledger.drop(sealed.lives)
-        ledger.pin("somebody", range(self._num_slots))
+        """Hold every slot for other content."""
+        fill(self._ledger, self._tier, self._size)
 
     def free(self) -> None:
-        """Let go of it; it stays until its slots are evicted."""
-        self._ledger.unpin("somebody", range(self._num_slots))
+        """Let go of it."""
+        free_filled(self._ledger)
 
     def crowd(self, slots: int) -> bool:
         """Make room for this many slots, if possible."""
