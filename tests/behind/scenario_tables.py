@@ -18,11 +18,11 @@ _RULE = re.compile(r"a rule is broken: (I\d+)")
 # --- what a run says --------------------------------------------------------------------------------------------------------
 
 
-def runs_of(case: Path, driver: Callable[[], Driver]) -> list[ScenarioVerdict]:
-    """Every variant of a case that an engine's contract is in, which is to hold blocks back."""
+def runs_of(case: Path, driver: Callable[[], Driver], contract: str = "hold") -> list[ScenarioVerdict]:
+    """Every variant of a case that an engine's contract is in."""
     scenario = read_scenario(case)
     variants = list(scenario.each_variant())
-    chosen = [each for each in variants if world_of(scenario, each).contract == "hold"] or variants[:1]
+    chosen = [each for each in variants if world_of(scenario, each).contract == contract] or variants[:1]
     return [run_scenario(scenario, driver, each) for each in chosen]
 
 
@@ -61,10 +61,12 @@ def cell(found: Iterable[ScenarioVerdict]) -> str:
     return "; ".join(parts) + ("; else holds" if "holds" in groups else "")
 
 
-def as_they_are(driver: Callable[[], Driver], cases: Iterable[str] | None = None) -> Iterator[tuple[str, str]]:
+def as_they_are(
+    driver: Callable[[], Driver], cases: Iterable[str] | None = None, contract: str = "hold"
+) -> Iterator[tuple[str, str]]:
     """How an engine does on each case that is written for none: what all variants show, and why the others cannot be run."""
     for case in cases_above() if cases is None else cases:
-        found = runs_of(SHIPPED / f"{case}.toml", driver)
+        found = runs_of(SHIPPED / f"{case}.toml", driver, contract)
         reasons = dict.fromkeys(each.reason for each in found if each.outcome is Outcome.NOT_APPLICABLE)
         rest = [each for each in found if each.outcome is not Outcome.NOT_APPLICABLE]
         told = [cell(rest)] if rest else []

@@ -23,7 +23,10 @@ SCENARIOS = ROOT / "specs" / "scenarios"
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "lmcache": "LMCache"}
 WHERE = {"vllm": "vllm-project/vllm", "sglang": "sgl-project/sglang", "lmcache": "LMCache/LMCache"}
 """The repositories whose threads are named in short."""
-HOLDS, UNASKED = "holds", "not expressible"
+PARTS_OF = {"vllm": {"OffloadingConnector": "fence", "SimpleCPUOffloadConnector": "hold"}, "sglang": {"HiCache": ""}}
+"""What of an engine keeps the host tier, each with the rows that are about it, where a release has a column of ours, too."""
+HOLDS, UNASKED, OTHERWISE = "holds", "not expressible", "another policy"
+NO_FAULT = (HOLDS, OTHERWISE)
 HEAD, FRONT_HEAD = "| scenario | thread |", "| engine | release |"
 """How the two tables begin."""
 _NUMBER = re.compile(r"[0-9]+|[a-z]+")
@@ -34,10 +37,10 @@ class Results:
     """What one engine shows."""
 
     engine: str
-    releases: tuple[str, ...]
-    """The newest first."""
+    columns: tuple[str, ...]
+    """Releases, the newest first, and what of a release keeps the host tier."""
     cells: Mapping[str, Mapping[str, str]]
-    """By scenario, then by release."""
+    """By scenario, then by column."""
 
 
 def _age(release: str) -> tuple[tuple[bool, int, str], ...]:
@@ -52,22 +55,36 @@ def results() -> list[Results]:
         if (path := SCENARIOS / engine / "releases.csv").exists():
             with path.open(encoding="utf-8", newline="") as file:
                 rows = list(csv.DictReader(file))
-            releases = sorted((each for each in rows[0] if each not in ("case", "contract")), key=_age, reverse=True)
+            columns = dict(_columns(engine, list(rows[0])))
             among: dict[str, list[Mapping[str, str]]] = {}
             for row in rows:
                 among.setdefault(row["case"].partition(",")[0], []).append(row)
-            cells = {case: {release: _cell(release, mine) for release in releases} for case, mine in among.items()}
-            found.append(Results(engine, tuple(releases), cells))
+            cells = {case: {name: _cell(*column, mine) for name, column in columns.items()} for case, mine in among.items()}
+            found.append(Results(engine, tuple(columns), cells))
     return found
 
 
-def _cell(release: str, rows: Sequence[Mapping[str, str]]) -> str:
+def _columns(engine: str, heads: Sequence[str]) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Every column of the table, with that of the results, and the contract of the rows that it is about ("" for all)."""
+    kept = [each for each in heads if each not in ("case", "contract")]
+    ours = {release: each for each in kept for release, _, what in [each.partition(" ")] if what}
+    for release in sorted((each for each in kept if " " not in each), key=_age, reverse=True):
+        if release not in ours:
+            yield release, (release, "")
+            continue
+        for name, contract in PARTS_OF[engine].items():
+            yield f"{release}: {name}", (release, contract)
+        yield ours[release].replace(" ", ": ", 1), (ours[release], "")
+
+
+def _cell(release: str, contract: str, among: Sequence[Mapping[str, str]]) -> str:
     """What all rows of a scenario show: where they differ, how those that fail are run."""
+    rows = [row for row in among if not contract or row["contract"] == contract]
     shown = {row[release] for row in rows}
-    if len(shown) == 1:
-        return shown.pop()
-    failing = [f"{row[release]} [{_how(row)}]".removesuffix(" []") for row in rows if row[release] not in (HOLDS, UNASKED)]
-    return "; ".join(failing) or HOLDS
+    if len(shown) < 2:
+        return shown.pop() if shown else UNASKED
+    failing = [f"{row[release]} [{_how(row)}]".removesuffix(" []") for row in rows if row[release] not in (*NO_FAULT, UNASKED)]
+    return "; ".join(failing) or (OTHERWISE if OTHERWISE in shown else HOLDS)
 
 
 def _how(row: Mapping[str, str]) -> str:
@@ -87,14 +104,14 @@ def threads(source: str) -> str:
 def table() -> Iterator[str]:
     """A line for each scenario that was written for an engine."""
     every = results()
-    columns = [(each, release) for each in every for release in each.releases]
-    yield f"{HEAD} {' | '.join(f'{NAMES[each.engine]} {release}' for each, release in columns)} |"
+    columns = [(each, column) for each in every for column in each.columns]
+    yield f"{HEAD} {' | '.join(f'{NAMES[each.engine]} {column}' for each, column in columns)} |"
     yield "|" + " --- |" * (len(columns) + 2)
     for case in dict.fromkeys(case for each in every for case in sorted(each.cells)):
         files = [SHIPPED / each.engine / f"{case}.toml" for each in every if case in each.cells]
         sources = ", ".join(dict.fromkeys(one for path in files for one in read_scenario(path).source.split(", ")))
-        cells = [each.cells.get(case, {}).get(release, "") for each, release in columns]
-        said = ["" if cell == UNASKED else cell if cell in ("", HOLDS) else f"**{cell}**" for cell in cells]
+        cells = [each.cells.get(case, {}).get(column, "") for each, column in columns]
+        said = ["" if cell == UNASKED else cell if cell in ("", *NO_FAULT) else f"**{cell}**" for cell in cells]
         yield f"| {case}: {_title(files[0])} | {threads(sources)} | {' | '.join(said)} |"
 
 
@@ -103,15 +120,15 @@ def _title(path: Path) -> str:
 
 
 def counts() -> Iterator[str]:
-    """A line for each release of each engine."""
+    """A line for each column of each engine. What shows another policy does not count."""
     yield f"{FRONT_HEAD} scenarios that hold | that fail |"
     yield "| --- | --- | --- | --- |"
     for each in results():
-        for release in each.releases:
-            shown = {case: cells[release] for case, cells in each.cells.items() if cells[release] != UNASKED}
+        for column in each.columns:
+            shown = {case: cell for case, cells in each.cells.items() if (cell := cells[column]) not in (UNASKED, OTHERWISE)}
             failing = [case for case, cell in shown.items() if cell != HOLDS]
             held = f"{len(shown) - len(failing)} of {len(shown)}"
-            yield f"| {NAMES[each.engine]} | {release} | {held} | {', '.join(sorted(failing))} |"
+            yield f"| {NAMES[each.engine]} | {column} | {held} | {', '.join(sorted(failing))} |"
 
 
 def renewed(page: str, head: str, lines: Iterator[str]) -> str:

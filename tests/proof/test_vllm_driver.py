@@ -24,15 +24,18 @@ from blocklife.testing import OurDriver, Outcome, run_scenario
 from blocklife.testing.scenarios._cases import SHIPPED
 from blocklife.testing.scenarios._running import driver_named, read_scenario, world_of
 from blocklife.testing.worlds._device import Content
+from tests.behind.scenario_tables import cases_above, table
 from tests.programs import HANGS_S
 from tests.proof.drivers.vllm.batch import Output, WorkerBatch
-from tests.proof.drivers.vllm.driver import RELEASES, VllmDriver
+from tests.proof.drivers.vllm.driver import RELEASES, BlocklifeDriver, VllmDriver
 
 ROOT = Path(__file__).parents[2]
 FOLDER = SHIPPED / "vllm"
 TABLES = ROOT / "specs" / "scenarios" / "vllm"
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 DRIVER = "tests.proof.drivers.vllm:VllmDriver"
+BLOCKLIFE = " blocklife"
+"""Behind the release, in the column of our own connector."""
 
 OURS_DIFFER = {"S3"}
 """Files that our own engine takes another way: it does not store what was a hit on the device."""
@@ -47,7 +50,7 @@ class Row:
     case: str
     contract: str
     cells: dict[str, str]
-    """By release."""
+    """By release, or by release with our connector."""
 
 
 def rows() -> list[Row]:
@@ -79,9 +82,11 @@ def test_every_file_has_a_row_for_each_contract_it_runs_with() -> None:
 
 
 def test_table_speaks_of_every_release_that_the_driver_takes() -> None:
-    """One column for each minor release, and every cell says something."""
+    """One column for each minor release, one for our connector in the newest, and every cell says something."""
     for row in rows():
-        assert tuple(release.rpartition(".")[0] for release in row.cells) == RELEASES
+        *releases, ours = row.cells
+        assert tuple(release.rpartition(".")[0] for release in releases) == RELEASES
+        assert ours == releases[-1] + BLOCKLIFE
         assert all(row.cells.values())
 
 
@@ -91,6 +96,14 @@ def test_every_case_is_expressed_or_has_a_reason() -> None:
 
     assert cases - set(FILES) == without_words() - set(FILES)
     assert not without_words() & set(FILES)
+
+
+def test_every_case_of_the_folder_above_has_a_line_for_our_connector() -> None:
+    """With what it shows, or a reason."""
+    _, lines = table("vllm", "above")
+
+    assert [line[0] for line in lines] == cases_above()
+    assert all(all(line) for line in lines)
 
 
 # --- the files --------------------------------------------------------------------------------------------------------------
@@ -124,11 +137,12 @@ def test_file_holds_for_our_own_engine(name: str) -> None:
 
 
 @no_vllm
-def test_driver_without_vllm_says_what_is_missing() -> None:
+@pytest.mark.parametrize("driver", [VllmDriver, BlocklifeDriver])
+def test_driver_without_vllm_says_what_is_missing(driver: type[VllmDriver]) -> None:
     """It can be named and looked at; made it cannot be."""
-    assert driver_named(DRIVER) is VllmDriver
+    assert driver_named(DRIVER.replace("VllmDriver", driver.__name__)) is driver
     with pytest.raises(MisuseError, match=r"^vLLM cannot be imported here \(run this in an environment that has it"):
-        VllmDriver()
+        driver()
 
 
 @no_vllm

@@ -71,7 +71,7 @@ class LateStream:
         """Queue a copy in two halves; the twins move at once."""
         copies = current().copies
         assert isinstance(copies, Copies)
-        moves = [self._rows(copies, *run, direction) for run in self._runs(pages, direction)]
+        moves = self.moves(copies, pages, direction)
         what = "to host" if direction is Direction.STORE else "to device"
         early = [torch.tensor([self.rng.random() < 0.5 for _ in want], dtype=torch.bool) for _, _, want in moves]
 
@@ -84,6 +84,12 @@ class LateStream:
 
         self.inner.put(lambda: move(False))
         self.inner.put(lambda: move(True))
+
+    def moves(
+        self, copies: Copies, pages: Pages, direction: Direction
+    ) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """The rows that are read, those that are written, and what must be read; the twins move at once."""
+        return [self._rows(copies, *run, direction) for run in self._runs(pages, direction)]
 
     def _runs(self, pages: Pages, direction: Direction) -> list[tuple[int, int, int, int]]:
         """For each run of bytes its layer, where it is in that and in host memory, and how long it is."""
@@ -110,6 +116,7 @@ class LateDevice:
     """The rig's device, as a copier needs it."""
 
     left_out: dict[str, str] = {}  # noqa: RUF012  # nothing is ever put in
+    streams: type[LateStream] = LateStream
 
     def __init__(self, layout: CopyLayout) -> None:
         self._layout = layout
@@ -117,7 +124,7 @@ class LateDevice:
     def stream(self, name: str, *, copies: bool = True, priority: int = 0) -> LateStream:
         """A new stream."""
         here = current()
-        return LateStream(late.Stream(), self._layout, Random(f"{name}/{here.rng.random()}"))
+        return self.streams(late.Stream(), self._layout, Random(f"{name}/{here.rng.random()}"))
 
     def event(self) -> LateEvent:
         """A new mark."""
@@ -161,10 +168,11 @@ class LateLinker(BlocklifeLinker):
     """The linker with the rig's streams and a clock that counts steps."""
 
     has_streams = True
+    devices: type[LateDevice] = LateDevice
 
     def make_copier(self, cache: KvCache, memory: HostMemory, limits: Limits) -> TorchCopier:
         """TorchCopier itself, on the rig's streams."""
-        device = LateDevice(CopyLayout(cache, memory))
+        device = self.devices(CopyLayout(cache, memory))
         return TorchCopier(cache, memory, worker=RANK, limits=limits, device=device)  # type: ignore[arg-type]
 
     def num_completed_offloads(self) -> int:

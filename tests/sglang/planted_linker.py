@@ -12,6 +12,7 @@ from blocklife.connector_states import LinkedCopyState
 from blocklife.engines.sglang.linker._transport import RANK
 from blocklife.ledger import Completion, Direction, Result
 from tests.sglang.rig import Rank
+from tests.sglang.scenario_ranks import ScenarioRank
 
 
 @frozen
@@ -24,7 +25,7 @@ class LinkerFault:
     shows: frozenset[str] = frozenset({"corrupt"})
 
 
-def linker_of(rank: Rank) -> Any:
+def linker_of(rank: Rank | ScenarioRank) -> Any:
     """The linker of a rank."""
     return rank.tree.linker.cache_linker
 

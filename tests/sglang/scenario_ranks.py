@@ -18,6 +18,7 @@ from attrs import define, field
 from sglang.srt.managers import schedule_policy
 
 from blocklife.engines.sglang import watch
+from blocklife.testing import Problem
 from tests.sglang.copies import Copies, Copy, Move, Witness
 from tests.sglang.device import Device, Module, Stream, StuckError
 from tests.sglang.engine import RELEASE, Engine, engine_of
@@ -192,7 +193,6 @@ class ScenarioRank:
             self.forward = Forward(self.engine, self.copies)
         self.place_of: dict[int, int] = {}
         """By page of the host: its number among those that the world has."""
-        self._restrict()
         self.queue: list[Launched] = []
         self.last: Any = None
         """The batch of the step before."""
@@ -203,8 +203,32 @@ class ScenarioRank:
         """Pages of the device that the tree has."""
         self.in_host: set[int] = set()
         """Places of the host that are handed out."""
+        self.filled: torch.Tensor | None = None
+        """Places that are held for other content."""
+        self._num_told = 0
         self._listen()
+        self._begin()
+
+    def _begin(self) -> None:
+        """SGLang keeps the host itself: hook what it calls there, and attach the watch."""
+        self._restrict()
+        host = self.host
+        _after(host, "alloc", lambda slots: self.in_host.update([] if slots is None else self.places(slots)))
+        _before(host, "free", lambda slots, *_: self.in_host.difference_update(self.places(slots)))
+        _before(host, "clear", lambda *_: self.in_host.clear())
+        self._hook_launches(self.engine.controller)
         self.watch = watch.attach(self.scheduler, watch.Options(mode=watch.WatchMode.COUNT))
+
+    def problems(self) -> Iterator[Problem]:
+        """What the watch has found since the last call."""
+        self.watch.mirror.catch_up()
+        found, self._num_told = self.watch.violations[self._num_told :], len(self.watch.violations)
+        for violation in found:
+            yield Problem(violation.rule, violation.what)
+
+    def block_state(self, page: int) -> str:
+        """The state in the watch's mirror."""
+        return str(self.watch.mirror.ledger.blocks.state(page).name)
 
     @property
     def scheduler(self) -> Any:
@@ -246,17 +270,13 @@ class ScenarioRank:
     # --- hooks --------------------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        allocator, controller, host = self.engine.allocator, self.engine.controller, self.host
+        allocator = self.engine.allocator
         for name in ("alloc", "alloc_extend", "alloc_decode"):
             _after(allocator, name, self._handed_out)
         for name in ("free", "free_segment"):
             _before(allocator, name, lambda slots, *_: self.in_tree.difference_update(self._all_pages(slots)))
         _before(allocator, "clear", lambda *_: self.in_tree.clear())
         _before(self.tree, "insert", self._inserts)
-        _after(host, "alloc", lambda slots: self.in_host.update([] if slots is None else self.places(slots)))
-        _before(host, "free", lambda slots, *_: self.in_host.difference_update(self.places(slots)))
-        _before(host, "clear", lambda *_: self.in_host.clear())
-        self._hook_launches(controller)
         self.device.on_wait = self.facts_of_wait
 
     def _all_pages(self, slots: torch.Tensor) -> set[int]:
@@ -334,6 +354,7 @@ class ScenarioRank:
             self.device.steps.append(gate)
             stream.put_operation(GatedOperation(gate, lambda: None))
         done = self.forward.launch(batch, turns)
+        self.engine.launched(batch)
         said = [turn.text.token(turn.stop) for turn in turns]
         self.rows = dict(zip([turn.name for turn in turns], rows, strict=True))
         self.queue.append(Launched(plan, batch.copy() if self.spec.overlap else batch, turns, said, done))
@@ -387,7 +408,7 @@ class ScenarioRank:
     def flush(self) -> bool:
         """Forget all that is cached. Returns whether SGLang does."""
         done = self.rest() and self.engine.flush()
-        if done and self.host.available_size() == self.host.size:
+        if done and self.place_of and self.host.available_size() == self.host.size:
             self.place_of = {}
             self._restrict()
         return done
@@ -396,6 +417,27 @@ class ScenarioRank:
     def is_running(batch: Any) -> bool:
         """Whether a batch has requests that have not ended."""
         return batch is not None and any(not each.finished() for each in batch.reqs)
+
+    # --- the host -----------------------------------------------------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Hold every place for other content."""
+        self.tree.evict_host(self.num_places * self.spec.page_tokens)
+        room = self.host.available_size()
+        self.filled = self.host.alloc(room) if room else None
+
+    def free_filled(self) -> None:
+        """Free these places."""
+        if self.filled is not None:
+            self.host.free(self.filled)
+        self.filled = None
+
+    def crowd(self, places: int) -> bool:
+        """Make room for other content, as a store does."""
+        need = places * self.spec.page_tokens - self.host.available_size()
+        if need > 0:
+            self.tree.evict_host(need)
+        return bool(self.host.available_size() >= places * self.spec.page_tokens)
 
     # --- requests -----------------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ import pytest
 from blocklife.errors import MisuseError
 from blocklife.testing import EngineSetup, Outcome, ScenarioVerdict, parse_scenario, run_scenario
 from blocklife.testing.scenarios._running import read_scenario
-from tests.behind.scenario_tables import cases_above, cell, table
-from tests.proof.drivers.sglang import SglangDriver, SkewedSglangDriver
+from tests.behind.scenario_tables import cases_above, table
+from tests.proof.drivers.sglang import LinkerDriver, SglangDriver, SkewedSglangDriver
 from tests.sglang import scenarios
 from tests.sglang.engine import RELEASE
 from tests.sglang.planted import FAULTS
@@ -49,25 +49,26 @@ times = 4
 # --- the tables ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("column", scenarios.columns_of(RELEASE))
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.case}-{row.driver}")
-def test_case_ends_as_the_table_says(row: Row) -> None:
+def test_case_ends_as_the_table_says(row: Row, column: str) -> None:
     """In every variant; what fails fails with the rule, and in the step, of its cell."""
     if RELEASE not in scenarios.RELEASES:
         pytest.skip(f"the table has no column for SGLang {RELEASE}")
-    found = scenarios.verdicts(row.case, row.driver)
+    found = scenarios.verdicts(row, column)
     print(*found, sep="\n")
 
-    assert cell(found) == scenarios.cells_of(RELEASE)[row.name]
+    assert scenarios.shown(found) == scenarios.cells_of(column)[row.name]
 
 
 @only_newest
 @pytest.mark.parametrize("case", cases_above())
 def test_case_of_the_folder_above_ends_as_the_table_says(case: str) -> None:
-    """With SGLang's contract; none of them is unsafe, and each that cannot be run says why."""
-    ((_, found),) = scenarios.above([case])
+    """With SGLang's contract, and with our linker; none of them is unsafe, and each that cannot be run says why."""
+    ((_, *found),) = scenarios.above([case])
 
-    assert [case, found] in table("sglang", "above")[1]
-    assert "unsafe" not in found
+    assert [case, *found] in table("sglang", "above")[1]
+    assert not any("unsafe" in each for each in found)
 
 
 # --- faults that are planted ------------------------------------------------------------------------------------------------
@@ -146,6 +147,31 @@ def test_planted_fault_is_found(case: str) -> None:
     plant, words = PLANTED[case]
     scenario = read_scenario(FOLDER / f"{case}.toml")
     found = [run_scenario(scenario, planted(plant), each) for each in scenario.each_variant()]
+    print(*found, sep="\n")
+
+    assert any(each.outcome is Outcome.UNSAFE and words in each.message for each in found)
+
+
+@only_newest
+@pytest.mark.parametrize(
+    ("case", "fault", "words"),
+    [
+        ("A01", "acknowledged_early", "a rule is broken: I1"),
+        ("S2", "pages_swapped", "a rule is broken: I6"),
+        ("G2", "forward_not_waited_for", "a rule is broken: I2"),
+        ("S2", "load_not_waited_for", "a rule is broken: I6"),
+    ],
+)
+def test_fault_planted_in_our_linker_is_found(case: str, fault: str, words: str) -> None:
+    """The same of its column, which says that each case holds."""
+    from tests.sglang.planted_linker import LINKER_FAULTS, linker_of
+
+    class Planted(LinkerDriver):
+        def on_rank(self, rank: ScenarioRank) -> None:
+            LINKER_FAULTS[fault].plant(linker_of(rank))
+
+    scenario = read_scenario(FOLDER / f"{case}.toml")
+    found = [run_scenario(scenario, Planted, each) for each in scenario.each_variant()]
     print(*found, sep="\n")
 
     assert any(each.outcome is Outcome.UNSAFE and words in each.message for each in found)

@@ -11,45 +11,54 @@ from collections.abc import Callable
 
 import pytest
 import vllm
+from attrs import evolve
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import OffloadingConnectorScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadMetadata
 
+from blocklife.engines.vllm.connector._messages import StepPlan
 from blocklife.errors import MisuseError
+from blocklife.ledger import Plan
+from blocklife.ledger.invariants import Violation
 from blocklife.testing import EngineSetup, Outcome, ScenarioVerdict, run_files, run_scenario
 from blocklife.testing.scenarios._running import WRONG, read_scenario, world_of
 from blocklife.testing.scenarios._telling import summary
-from tests.proof.drivers.vllm.driver import VllmDriver
+from tests.behind.scenario_tables import cases_above, table
+from tests.proof.drivers.vllm.driver import BlocklifeDriver, VllmDriver
 from tests.proof.drivers.vllm.lending import Lending
-from tests.proof.test_vllm_driver import FILES, FOLDER, Row, rows, without_words
+from tests.proof.test_vllm_driver import BLOCKLIFE, FILES, FOLDER, Row, rows, without_words
+from tests.vllm.above import above
 
 RELEASE = vllm.__version__
+only_newest = pytest.mark.skipif(not RELEASE.startswith("0.33."), reason="older releases have bugs of their own")
 
 
-def runs(name: str, contract: str) -> list[ScenarioVerdict]:
+def runs(name: str, contract: str, driver: Callable[[], VllmDriver] = VllmDriver) -> list[ScenarioVerdict]:
     """Every variant of a file that has this contract."""
     scenario = read_scenario(FILES[name])
     chosen = [each for each in scenario.each_variant() if world_of(scenario, each).contract == contract]
-    return [run_scenario(scenario, VllmDriver, each) for each in chosen]
+    return [run_scenario(scenario, driver, each) for each in chosen]
 
 
 def said(verdict: ScenarioVerdict) -> str:
-    """What one run shows, in the words of the table; its message if that has none."""
-    return {Outcome.HELD: "holds", Outcome.NOT_APPLICABLE: "not expressible"}.get(verdict.outcome, verdict.message)
+    """What one run shows, in the words of the table; its outcome and message if that has none."""
+    told = {Outcome.HELD: "holds", Outcome.NOT_APPLICABLE: "not expressible"}
+    return told.get(verdict.outcome, f"{verdict.outcome.value}: {verdict.message}")
 
 
 # --- the table --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("column", "driver"), [(RELEASE, VllmDriver), (RELEASE + BLOCKLIFE, BlocklifeDriver)])
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row.case}-{row.contract}")
-def test_case_ends_as_the_table_says(row: Row) -> None:
+def test_case_ends_as_the_table_says(row: Row, column: str, driver: Callable[[], VllmDriver]) -> None:
     """In every variant; what fails fails with the rule or the words of its cell, what is not expressible says so."""
-    if RELEASE not in row.cells:
-        pytest.skip(f"the table has no column for vLLM {RELEASE}")
-    cell, _, only = row.cells[RELEASE].partition(" (")
-    for verdict in runs(row.case, row.contract):
+    if column not in row.cells:
+        pytest.skip(f"the table has no column for vLLM {column}")
+    cell, _, only = row.cells[column].partition(" (")
+    for verdict in runs(row.case, row.contract, driver):
         print(verdict)
         expected = cell if not only or verdict.variant["scheduling"] == only.rstrip(")") else "holds"
 
@@ -76,7 +85,7 @@ AS_THEY_ARE = {
 """Cases whose own files hold with 0.33.0, and with which contracts."""
 
 
-@pytest.mark.skipif(not RELEASE.startswith("0.33."), reason="older releases have bugs of their own")
+@only_newest
 @pytest.mark.parametrize("name", AS_THEY_ARE)
 def test_case_of_the_folder_above_holds_as_it_is(name: str) -> None:
     """As the page says: with these connectors, in every variant that vLLM can have; with the others in none."""
@@ -89,6 +98,16 @@ def test_case_of_the_folder_above_holds_as_it_is(name: str) -> None:
             assert verdict.outcome is Outcome.HELD
         else:
             assert verdict.outcome in (Outcome.NOT_APPLICABLE, Outcome.OTHER_POLICY)
+
+
+@only_newest
+@pytest.mark.parametrize("case", cases_above())
+def test_case_of_the_folder_above_ends_with_our_connector_as_the_table_says(case: str) -> None:
+    """None of them is unsafe, and each that cannot be run says why."""
+    ((_, found),) = above([case])
+
+    assert [case, found] in table("vllm", "above")[1]
+    assert "unsafe" not in found
 
 
 def test_hybrid_with_states_holds_as_it_is_where_a_connector_may_have_one() -> None:
@@ -160,6 +179,48 @@ def test_connector_that_swaps_two_blocks_is_found_by_the_device(monkeypatch: pyt
 
     assert all(each.outcome is Outcome.UNSAFE for each in verdicts)
     assert all("I6" in each.message or "I8" in each.message for each in verdicts)
+
+
+def in_plans(monkeypatch: pytest.MonkeyPatch, change: Callable[[Plan], Plan]) -> None:
+    """Let our own connector tell its workers something else."""
+    from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
+
+    original = ConnectorScheduler.build_step
+
+    def told(self: ConnectorScheduler, output: SchedulerOutput) -> StepPlan:
+        step = original(self, output)
+        return evolve(step, plans=tuple(map(change, step.plans)))
+
+    monkeypatch.setattr(ConnectorScheduler, "build_step", told)
+
+
+@only_newest
+@pytest.mark.parametrize("name", ["A01", "A02"])
+def test_connector_of_ours_that_forgets_to_wait_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block goes on while a copy reads it."""
+    in_plans(monkeypatch, lambda plan: evolve(plan, flushes=()))
+
+    assert all("a rule is broken: I1" in each.message for each in runs(name, "fence", BlocklifeDriver))
+
+
+@only_newest
+def test_connector_of_ours_that_swaps_two_blocks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found in the host under a name is not what lies there."""
+
+    def swap(plan: Plan) -> Plan:
+        return evolve(plan, stores=tuple(evolve(each, source=each.source[::-1]) for each in plan.stores))
+
+    in_plans(monkeypatch, swap)
+
+    assert all("a rule is broken: I6" in each.message for each in runs("A16", "fence", BlocklifeDriver))
+
+
+@only_newest
+def test_connector_of_ours_whose_ledger_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its invariants are checked after every step, and errors that it raises end the run."""
+    monkeypatch.setattr("tests.proof.drivers.vllm.driver.check", lambda ledger: [Violation("I4", "told by the test")])
+
+    assert all("a rule is broken: I4: told by the test" in each.message for each in runs("A01", "fence", BlocklifeDriver))
 
 
 def test_error_inside_vllm_says_where(monkeypatch: pytest.MonkeyPatch) -> None:

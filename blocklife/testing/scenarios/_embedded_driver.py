@@ -26,6 +26,7 @@ from blocklife.ledger import (
     JobId,
     Jobs,
     Launched,
+    Ledger,
     LedgerTransition,
     Limits,
     Placement,
@@ -675,16 +676,7 @@ class EmbeddedDriver(Driver):
         """Violations of the ledger's invariants, and wrong claims about places that a copy touches."""
         for each in check(self.ledger):
             yield Problem(each.rule, each.message)
-        size = self.world.blocks_per_chunk
-        for _, order in device.copies():
-            for block in order.blocks:
-                state = self.ledger.blocks.state(block)
-                if state not in blocks_touched(stores=order.stores):
-                    yield Problem("I1", f"copy {order.job} touches block {block}, which is {state.name} in the ledger")
-            for slot in {place // size for place in order.places}:
-                now = self.ledger.slots.state(slot)
-                if now not in slots_touched(stores=order.stores):
-                    yield Problem("I1", f"copy {order.job} touches slot {slot}, which is {now.name} in the ledger")
+        yield from touched_wrongly(self.ledger, device, self.world.blocks_per_chunk)
 
     def transitions(self) -> list[str]:
         found, self._heard = self._heard, []
@@ -729,6 +721,19 @@ class EmbeddedDriver(Driver):
     def _name(self, group: int, key: bytes) -> str:
         """The content that is found by a key, without its weights."""
         return self._names.get((group, key)) or key.decode()
+
+
+def touched_wrongly(ledger: Ledger, device: Device, blocks_per_chunk: int) -> Iterator[Problem]:
+    """Places that a copy touches, and of which the ledger says otherwise."""
+    for _, order in device.copies():
+        for block in order.blocks:
+            state = ledger.blocks.state(block)
+            if state not in blocks_touched(stores=order.stores):
+                yield Problem("I1", f"copy {order.job} touches block {block}, which is {state.name} in the ledger")
+        for slot in {place // blocks_per_chunk for place in order.places}:
+            now = ledger.slots.state(slot)
+            if now not in slots_touched(stores=order.stores):
+                yield Problem("I1", f"copy {order.job} touches slot {slot}, which is {now.name} in the ledger")
 
 
 def _wanted(world: EngineSetup) -> dict[str, object]:

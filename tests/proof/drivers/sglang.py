@@ -2,7 +2,8 @@
 
 In an environment that has SGLang, ``blocklife scenario run sglang --driver tests.proof.drivers.sglang:SglangDriver`` runs the
 scenarios for it. A page is a block, a page of the host a slot; mode *eager* is SGLang's write-through, *lazy* its write-back.
-It drives the rig of `tests/sglang`: SGLang's scheduler without its constructor, its streams and its ranks.
+It drives the rig of `tests/sglang`: SGLang's scheduler without its constructor, its streams and its ranks. `LinkerDriver` has
+our own linker in place of SGLang's host: it is not watched, but its ledger is checked.
 
 Rules of this file:
 
@@ -52,6 +53,7 @@ from tests.sglang.worlds import WorldSpec
 from tests.texts import Chain
 
 if TYPE_CHECKING:
+    from tests.sglang.scenario_linker import LinkedRank
     from tests.sglang.scenario_ranks import Facts, Gate, Load, ScenarioRank, Store, Turn
 
 MAX_RUNNING = 16
@@ -133,6 +135,9 @@ class SglangDriver(driver.Driver):
     engine_name = "SGLang"
     host_skew = 0
     """Pages that the last of several ranks has less in its host."""
+    on_failures = "SGLang assumes that none does"
+    linker: str | None = None
+    """Who keeps the host in place of SGLang itself, as `module:Class`."""
 
     def __init__(self) -> None:
         if importlib.util.find_spec("sglang") is None:
@@ -142,6 +147,7 @@ class SglangDriver(driver.Driver):
         from tests.sglang import scenario_ranks
 
         self._made = scenario_ranks
+        self._rank_of: type[ScenarioRank] = scenario_ranks.ScenarioRank
         self.version = scenario_ranks.RELEASE
 
     def start(self, world: EngineSetup) -> None:
@@ -158,13 +164,14 @@ class SglangDriver(driver.Driver):
             policy="write_back" if world.policies.mode is Mode.LAZY else "write_through",
             overlap=world.scheduling == "async",
             world_size=world.workers,
+            linker=self.linker,
         )
         self.witness = self._made.Witness()
         self.team = self._made.Team(world.workers)
         slots = [world.slots - (self.host_skew if at and at == world.workers - 1 else 0) for at in range(world.workers)]
         try:
-            self.ranks: list[ScenarioRank] = [
-                self._made.ScenarioRank(spec, self.team, at, self.witness, slots[at]) for at in range(world.workers)
+            self.ranks: Sequence[ScenarioRank] = [
+                self._rank_of(spec, self.team, at, self.witness, slots[at]) for at in range(world.workers)
             ]
         except Exception as error:
             raise MisuseError(f"SGLang {self.version} refuses this world: {error_told(error)}") from error
@@ -200,9 +207,7 @@ class SglangDriver(driver.Driver):
         """By store: the workers on which it has landed."""
         self._waited: set[int] = set()
         """Stores that SGLang has waited for."""
-        self._num_told = [0] * world.workers
         self._num_wrong = 0
-        self._filled: list[Any] = []
 
     def on_rank(self, rank: ScenarioRank) -> None:
         """Called with each rank before its first step: for tests that plant a fault in SGLang."""
@@ -242,11 +247,8 @@ class SglangDriver(driver.Driver):
 
     def problems_found(self) -> Iterator[Problem]:
         """What the watch and the bytes have found since the last call."""
-        for at, rank in enumerate(self.ranks):
-            rank.watch.mirror.catch_up()
-            found, self._num_told[at] = rank.watch.violations[self._num_told[at] :], len(rank.watch.violations)
-            for violation in found:
-                yield Problem(violation.rule, violation.what)
+        for rank in self.ranks:
+            yield from rank.problems()
         wrong, self._num_wrong = self.witness.corruptions[self._num_wrong :], len(self.witness.corruptions)
         rules = {"a copy to host": "I2", "a copy to device": "I7"}
         for each in wrong:
@@ -325,29 +327,15 @@ class SglangDriver(driver.Driver):
 
     def fill_host(self) -> None:
         """Hold every slot for other content."""
-
-        def fill(rank: ScenarioRank) -> object:
-            rank.tree.evict_host(self.world.slots * self.size)
-            room = rank.host.available_size()
-            return rank.host.alloc(room) if room else None
-
-        self._filled = self._everywhere(fill)
+        self._everywhere(lambda rank: rank.fill())
 
     def free_host(self) -> None:
         """Free these slots."""
-        filled, self._filled = self._filled, []
-        self._everywhere(lambda rank: None if filled[rank.number] is None else rank.host.free(filled[rank.number]))
+        self._everywhere(lambda rank: rank.free_filled())
 
     def crowd_host(self, slots: int) -> bool:
         """Make room for other content, as a store does."""
-
-        def crowd(rank: ScenarioRank) -> bool:
-            need = slots * self.size - rank.host.available_size()
-            if need > 0:
-                rank.tree.evict_host(need)
-            return bool(rank.host.available_size() >= slots * self.size)
-
-        return all(self._everywhere(crowd))
+        return all(self._everywhere(lambda rank: rank.crowd(slots)))
 
     # --- the step -----------------------------------------------------------------------------------------------------------
 
@@ -443,7 +431,7 @@ class SglangDriver(driver.Driver):
         """What the workers of all ranks were told since the last step."""
         facts = [rank.take_facts() for rank in self.ranks]
         self._same([each.handed_out for each in facts], "hand out")
-        self._same([[(load.pages, load.places) for load in each.loads] for each in facts], "load")
+        self._same([self._loads(each.loads) for each in facts], "load")
         owners: dict[int, str] = {}
         loads = tuple(self._load(load, plan, owners) for load in facts[0].loads)
         ahead = self._ahead(plan, facts, owners)
@@ -472,23 +460,26 @@ class SglangDriver(driver.Driver):
         """Note what a step brings into the blocks that are full with it, and which request has them."""
         for load in loads:
             for place, page in zip(load.source, load.target, strict=True):
-                self._held[page] = self._stored.get(place, "")
+                self._held[page] = self._content_of(place)
         for blocks, text, start, stop in passes:
             for at in range(start // self.size, stop // self.size):
                 self._held[blocks[at]] = text[: (at + 1) * self.size]
         for turn in plan.turns:
             self._writer.update(dict.fromkeys(self.table(turn.name, 0), turn.name))
 
+    def _content_of(self, place: int) -> str:
+        """What a place of the host holds that is loaded from."""
+        return self._stored.get(place, "")
+
     def _ahead(self, plan: _Plan, facts: Sequence[Facts], owners: dict[int, str]) -> list[Orders]:
         """Stores and waits for them, in SGLang's order, as orders ahead of those of the step."""
         stores = [[each for each in fact.events if isinstance(each, self._made.Store)] for fact in facts]
-        self._same([[(each.pages, each.places) for each in mine] for mine in stores], "store")
-        shares = iter(zip(*stores, strict=True))
+        shares = iter(self._shares(stores))
         ahead: list[Orders] = []
         told: list[CopyOrder] = []
         for event in facts[0].events:
             if isinstance(event, self._made.Store):
-                told.append(self._store(list(next(shares)), owners))
+                told.append(self._store(next(shares), owners))
                 continue
             ahead.append(Orders(plan.number, (), (), tuple(told)))
             told = []
@@ -527,6 +518,16 @@ class SglangDriver(driver.Driver):
                 found[turn.name] = LookedUp(turn.start, turn.start - loaded)
         return found
 
+    def _shares(self, stores: Sequence[Sequence[Store]]) -> list[list[Store]]:
+        """The stores of a step, each with that of every rank."""
+        self._same([[(each.pages, each.places) for each in mine] for mine in stores], "store")
+        return [list(each) for each in zip(*stores, strict=True)]
+
+    @staticmethod
+    def _loads(loads: Sequence[Load]) -> object:
+        """What of the loads of a step has to be the same on all ranks."""
+        return [(load.pages, load.places) for load in loads]
+
     def _same(self, found: Sequence[object], what: str) -> None:
         """All ranks must do the same, for their workers do."""
         for at, each in enumerate(found[1:], start=1):
@@ -564,7 +565,7 @@ class SglangDriver(driver.Driver):
         if report.job == NOBODY:
             raise Unsupported("not expressible: a report of an unknown copy (SGLang's copies have events)")
         if not report.ok:
-            raise Unsupported("not expressible: a copy that fails (SGLang assumes that none does)")
+            raise Unsupported(f"not expressible: a copy that fails ({self.on_failures})")
         known = self._reported.get(report.job)
         if known is None:
             return False  # a load: its step has waited for it
@@ -614,7 +615,7 @@ class SglangDriver(driver.Driver):
 
     def block_state(self, block: int) -> str:
         """The state in the watch's mirror."""
-        return str(self.ranks[0].watch.mirror.ledger.blocks.state(block).name)
+        return self.ranks[0].block_state(block)
 
     def slot_state(self, slot: int) -> str:
         """Whether SGLang takes a place of its host to hold content, or has launched a store to it."""
@@ -720,5 +721,86 @@ def _page_of(world: EngineSetup) -> int:
 
 class SkewedSglangDriver(SglangDriver):
     """The same, and the last of several ranks has less host memory: a rank that refuses what others store."""
+
+    host_skew = 2
+
+
+class LinkerDriver(SglangDriver):
+    """SGLang with our own linker, which keeps the host; its ledger is asked, and checked."""
+
+    engine_name = "SGLang with blocklife"
+    on_failures = "the driver lets none fail"
+    linker = "tests.sglang.scenario_linker:ScenarioLinker"
+    ranks: Sequence[LinkedRank]
+
+    def __init__(self) -> None:
+        super().__init__()
+        from tests.sglang import scenario_linker
+
+        self._rank_of = scenario_linker.LinkedRank
+
+    def start(self, world: EngineSetup) -> None:
+        """Make a new engine. What the linker is offered it stores at once."""
+        if world.policies.mode is Mode.LAZY:
+            raise Unsupported(
+                "not expressible: mode = lazy (SGLang offers a linker what it inserts, and nothing at an eviction)"
+            )
+        self._written = [dict[int, str]() for _ in range(world.workers)]
+        """By rank and place: what the latest store into it brings."""
+        super().start(world)
+
+    def fill_host(self) -> None:
+        """Nothing of a request is there any more."""
+        super().fill_host()
+        for written in self._written:
+            written.clear()
+
+    def _shares(self, stores: Sequence[Sequence[Store]]) -> list[list[Store]]:
+        """Each rank has places of its own, of which the device has those of the first; one without room stores nothing."""
+        found = []
+        for first in stores[0]:
+            mine = [next((each for each in others if each.pages == first.pages), None) for others in stores]
+            found.append([each or self._made.Store(first.pages, [], self._made.Gate()) for each in mine])
+        if any(len(mine) > sum(bool(shares[at].places) for shares in found) for at, mine in enumerate(stores)):
+            raise Unsupported(
+                "not expressible: a store of one rank that the first has not (the device has the orders of the first)"
+            )
+        return found
+
+    @staticmethod
+    def _loads(loads: Sequence[Load]) -> object:
+        """The places are each rank's own."""
+        return [load.pages for load in loads]
+
+    def _store(self, shares: list[Store], owners: dict[int, str]) -> CopyOrder:
+        order = super()._store(shares, owners)
+        for written, share in zip(self._written, shares, strict=True):
+            written.update(zip(share.places, self._open[order.job].content, strict=False))
+        return order
+
+    def _content_of(self, place: int) -> str:
+        """What the latest store into it brings: nothing is loaded before that has landed."""
+        return self._written[0].get(place, "")
+
+    def _see(self) -> None:
+        """A store is over when it is on every rank, and what can be found is what all of them have."""
+        for rank in self.ranks:
+            rank.seen()
+        for job, told in list(self._open.items()):
+            if not any(share in rank.stores for rank, share in zip(self.ranks, told.shares, strict=True)):
+                del self._open[job]
+        first, *others = [
+            {place: text for place, text in written.items() if place in rank.in_host}
+            for rank, written in zip(self.ranks, self._written, strict=True)
+        ]
+        self._stored = {place: text for place, text in first.items() if all(text in each.values() for each in others)}
+
+    def slot_state(self, slot: int) -> str:
+        """The state in the ledger of the first rank."""
+        return self.ranks[0].slot_state(slot)
+
+
+class SkewedLinkerDriver(LinkerDriver):
+    """The same with unequal hosts."""
 
     host_skew = 2

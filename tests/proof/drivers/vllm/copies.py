@@ -23,7 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import Offlo
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
-from blocklife.testing import CopyOrder, Landing, Unsupported
+from blocklife.testing import CopyOrder, Landing, Orders, Unsupported
 from blocklife.testing.scenarios._driver import NOBODY
 from tests.proof.drivers.vllm.engine import VllmEngine
 
@@ -55,6 +55,12 @@ class WorkerOrders:
     owners: Mapping[int, str] = field(factory=dict)
     load_events: Mapping[int, Sequence[str]] = field(factory=dict)
     """The requests that each load of the simple connector is for, as far as the workers know in this step."""
+    ahead: tuple[Orders, ...] = ()
+    """What is told ahead of the rest, without the number of the step."""
+    sharers: Mapping[int, tuple[str, ...]] = field(factory=dict)
+    """Other requests whose content a copy has, too."""
+    number: int = 0
+    """That of the plan, where reports name it."""
 
 
 def _checked(landings: Iterable[Landing]) -> Iterator[Landing]:

@@ -4,6 +4,7 @@
 a file.
 The contract chooses the connector: `OffloadingConnector` hands blocks out and lets the step wait (*fence*), and
 `SimpleCPUOffloadConnector` holds them back (*hold*). The watch is attached; what it finds is a broken rule of the run.
+`BlocklifeDriver` has our own connector instead, which is not watched: its ledger is asked, and checked.
 
 Rules of this file:
 
@@ -25,12 +26,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from blocklife.engines.vllm import watch
 from blocklife.errors import CapacityError, MisuseError
+from blocklife.knobs import Plain
+from blocklife.ledger.invariants import check
 from blocklife.offload import Geometry, LastStep, Mode
 from blocklife.testing import (
     Device,
@@ -46,6 +49,7 @@ from blocklife.testing import (
     Unsupported,
 )
 from blocklife.testing.scenarios import _driver as driver
+from blocklife.testing.scenarios._embedded_driver import touched_wrongly
 from tests.proof.drivers.theirs import RaisedInside, error_told, is_theirs
 from tests.proof.drivers.vllm import lending
 from tests.proof.drivers.vllm.batch import Output, PoolBlock, RequestTurn, SchedulerRequest, WorkerBatch
@@ -53,6 +57,7 @@ from tests.proof.drivers.vllm.batch import Output, PoolBlock, RequestTurn, Sched
 if TYPE_CHECKING:
     from tests.proof.drivers.vllm.copies import OffloadingCopies, SimpleCopies, WorkerOrders
     from tests.proof.drivers.vllm.host import OffloadingHost, SimpleHost
+    from tests.proof.drivers.vllm.ours import OurCopies, OurHost
 
 RELEASES = ("0.21", "0.22", "0.23", "0.30", "0.33")
 """Minor releases of vLLM that the driver was written for."""
@@ -60,6 +65,7 @@ _SURROUNDINGS = {"VLLM_TARGET_DEVICE": "cpu", "VLLM_LOGGING_LEVEL": "ERROR", "HF
 """The environment of a scheduler without a device, without telemetry and without a network."""
 _SAID_MAX = 512
 """Tokens that a request samples if no end is given."""
+OFFLOADING, SIMPLE, OURS = "OffloadingConnector", "SimpleCPUOffloadConnector", "BlocklifeConnector"
 _IDLE_MAX = 32
 """Steps without activity after which waiting ends."""
 _LETTERS = 26
@@ -85,6 +91,12 @@ _TAKEN = (
     "scheduling", "mode", "replacement", "last_step", "prompt_only", "step_tokens", "seed",
 )  # fmt: skip
 """Settings that the driver takes."""
+_FOREVER = 1e9
+_OPTIONS = (
+    "blocks_per_chunk", "full_hit", "partial_chunks", "mode", "max_load_tokens", "max_store_tokens", "last_step",
+    "prompt_only", "max_load_failures", "max_job_blocks", "max_store_blocks_beside", "lazy_blocks",
+)  # fmt: skip
+"""Settings that are options of our connector, under the same names."""
 _SINGLE = "vLLM's scheduler alone decides about single blocks and copies"
 _WHY = {
     "renew": "vLLM has no name for its weights; changing them takes a reset",
@@ -124,6 +136,8 @@ class VllmDriver(driver.Driver):
     """vLLM, in the release that can be imported."""
 
     engine_name = "vLLM"
+    taken: tuple[str, ...] = _TAKEN
+    reasons: Mapping[str, str] = _ONLY
 
     def __init__(self) -> None:
         if importlib.util.find_spec("vllm") is None:
@@ -136,17 +150,39 @@ class VllmDriver(driver.Driver):
         if not self.version.startswith(tuple(f"{each}." for each in RELEASES)):
             raise MisuseError(f"vLLM {self.version}: scenarios run against {', '.join(f'{each}.x' for each in RELEASES)} only")
         self._make_engine = engine.VllmEngine
-        self._makes: dict[bool, tuple[type[OffloadingCopies | SimpleCopies], type[OffloadingHost | SimpleHost]]] = {
-            False: (copies.OffloadingCopies, host.OffloadingHost),
-            True: (copies.SimpleCopies, host.SimpleHost),
+        self._makes: dict[
+            str, tuple[type[OffloadingCopies | SimpleCopies | OurCopies], type[OffloadingHost | SimpleHost | OurHost]]
+        ] = {
+            OFFLOADING: (copies.OffloadingCopies, host.OffloadingHost),
+            SIMPLE: (copies.SimpleCopies, host.SimpleHost),
         }
 
+    def connector_of(self, world: EngineSetup) -> str:
+        """The name of the connector that a world is run with. Refuses settings that it does not have."""
+        name = SIMPLE if world.contract == "hold" else OFFLOADING
+        simple = name == SIMPLE
+        lacks = {
+            "mode": world.policies.mode is Mode.LAZY and not simple,
+            "blocks_per_chunk": world.blocks_per_chunk > 1 and simple,
+            "replacement": world.replacement != "lru" and simple,
+            "prompt_only": world.policies.prompt_only and (simple or self.version.startswith(RELEASES[:2])),
+        }
+        for setting, is_lacking in lacks.items():
+            if is_lacking:
+                raise Unsupported(f"not expressible: {setting} = {world.words()[setting]} ({name} has no such setting)")
+        if simple and "full" not in world.groups:
+            raise Unsupported(f"not expressible: contract = hold, groups = {world.groups} ({name} needs a full group)")
+        return name
+
+    def options_of(self, world: EngineSetup) -> Mapping[str, Plain]:
+        """The options of a connector that takes them as a world has them."""
+        return {}
+
     def start(self, world: EngineSetup) -> None:
-        """Make a new engine with the connector of this contract."""
-        self._check(world)
-        simple = world.contract == "hold"
+        """Make a new engine with its connector."""
+        connector = self._check(world)
         try:
-            self.engine = self._make_engine(world, simple=simple)
+            self.engine = self._make_engine(world, connector, self.options_of(world))
         except Exception as error:
             raise MisuseError(f"vLLM {self.version} refuses this world: {error_told(error)}") from error
         self.world = world
@@ -154,7 +190,7 @@ class VllmDriver(driver.Driver):
         self._pool = self.scheduler.kv_cache_manager.block_pool
         if world.policies.last_step is LastStep.DRAIN and not self._drains():
             raise Unsupported(f"not expressible: last_step = drain (vLLM {self.version} goes to sleep while copies are out)")
-        make_copies, make_host = self._makes[simple]
+        make_copies, make_host = self._makes[connector]
         self._copies = make_copies(self.engine, world.workers)
         self._host = make_host(self.engine, world.slots)
         self._texts: dict[str, str] = {}
@@ -179,36 +215,40 @@ class VllmDriver(driver.Driver):
         self._seen = _SeenInStep()
         self._listen()
         self._lending = lending.Lending(self.scheduler)
+        self._attach()
+
+    def _attach(self) -> None:
+        """Attach the watch."""
         self._watch = watch.attach(self.scheduler, watch.Options(mode=watch.WatchMode.COUNT))
         for mirror in self._watch.mirrors:  # blocks that are held outside of requests are not lost
             mirror.num_held = partial(self._num_lost, mirror.num_held)
 
-    def _check(self, world: EngineSetup) -> None:
-        """Refuse settings that vLLM does not have."""
+    def _catch_up(self) -> None:
+        """The watch hears what has happened."""
+        self._watch.mirror.catch_up()
+
+    def _found(self) -> Iterator[Problem]:
+        """New violations found by the watch."""
+        self._catch_up()
+        found, self._num_told = self._watch.violations[self._num_told :], len(self._watch.violations)
+        for violation in found:
+            yield Problem(violation.rule, violation.what)
+
+    def _check(self, world: EngineSetup) -> str:
+        """The connector of a world. Refuses settings that vLLM does not have."""
         for name, value in world.changed().items():
-            if name not in _TAKEN:
-                raise Unsupported(f"not expressible: {name} = {value} ({_ONLY.get(name, 'vLLM has no such setting')})")
-        simple = world.contract == "hold"
-        name = "SimpleCPUOffloadConnector" if simple else "OffloadingConnector"
-        lacks = {
-            "mode": world.policies.mode is Mode.LAZY and not simple,
-            "blocks_per_chunk": world.blocks_per_chunk > 1 and simple,
-            "replacement": world.replacement != "lru" and simple,
-            "prompt_only": world.policies.prompt_only and (simple or self.version.startswith(RELEASES[:2])),
-        }
-        for setting, is_lacking in lacks.items():
-            if is_lacking:
-                raise Unsupported(f"not expressible: {setting} = {world.words()[setting]} ({name} has no such setting)")
+            if name not in self.taken:
+                raise Unsupported(f"not expressible: {name} = {value} ({self.reasons.get(name, 'vLLM has no such setting')})")
+        connector = self.connector_of(world)
         if "mamba" in world.groups and self.version.startswith(RELEASES[:2]):
             raise Unsupported(
                 f"not expressible: groups = {world.groups} (vLLM {self.version} asserts that there is no connector then)"
             )
-        if simple and "full" not in world.groups:
-            raise Unsupported(f"not expressible: contract = hold, groups = {world.groups} ({name} needs a full group)")
         if Geometry.parse(world.groups).tail_tokens is not None:
             raise Unsupported(f"not expressible: groups = {world.groups} (the driver reads names of whole blocks only)")
         if len(set(Geometry.parse(world.groups).block_tokens)) > 1:
             raise Unsupported(f"not expressible: groups = {world.groups} (the driver reads names of blocks of one size only)")
+        return connector
 
     def _num_lost(self, num_held: Callable[[], int | None]) -> int | None:
         held = num_held()
@@ -259,9 +299,8 @@ class VllmDriver(driver.Driver):
         except Exception as error:
             if not is_theirs(error):
                 raise
-            self._watch.mirror.catch_up()
-            if found := self._watch.violations[self._num_told :]:
-                raise DeviceFault(found[0].rule, f"{found[0].what}; then vLLM raised {error_told(error)}") from error
+            for problem in self._found():
+                raise DeviceFault(problem.rule, f"{problem.message}; then vLLM raised {error_told(error)}") from error
             raise RaisedInside(error_told(error)) from error
 
     # --- verbs --------------------------------------------------------------------------------------------------------------
@@ -301,7 +340,7 @@ class VllmDriver(driver.Driver):
         if request not in self.scheduler.requests:
             raise MisuseError(f"request {request}: it is over, or was never added (end one that exists)")
         self._asked(lambda: self.engine.end(request, status))
-        self._watch.mirror.catch_up()
+        self._catch_up()
 
     def preempt(self, request: str) -> None:
         """Preempt a running request between two steps, with the scheduler's own function."""
@@ -312,7 +351,7 @@ class VllmDriver(driver.Driver):
         if self._lending.is_lent(request):
             raise Unsupported("not expressible: a request that is lent and preempted (vLLM lends when a request is over)")
         self._asked(lambda: self.engine.preempt(self._requests[request]))
-        self._watch.mirror.catch_up()
+        self._catch_up()
 
     def lend(self, request: str) -> Mapping[int, str]:
         """Let the free of a running request's blocks wait, once it is over, until `give_back`; as connectors that send do."""
@@ -341,6 +380,8 @@ class VllmDriver(driver.Driver):
     def lookup(self, request: str) -> LookedUp:
         """Ask vLLM's cache and its connector, as a step does for a request that waits."""
         self._enter([request])
+        if request in self._loaded:
+            raise Unsupported(f"not expressible: a lookup of {request}, whose load is over (vLLM makes it with its next step)")
         if self._state(request) not in ("WAITING", "PREEMPTED"):
             raise MisuseError(f"request {request}: it does not wait (look up before it is admitted)")
         self._asked(lambda: self.engine.look_up(self._requests[request]))
@@ -360,7 +401,7 @@ class VllmDriver(driver.Driver):
             done = self.scheduler.reset_prefix_cache(not drain, True)
         except RuntimeError as error:
             raise CapacityError(f"vLLM does not reset: {error}") from error
-        self._watch.mirror.catch_up()
+        self._catch_up()
         if not done:
             raise CapacityError("vLLM does not reset while blocks are in use (drain first)")
 
@@ -368,7 +409,7 @@ class VllmDriver(driver.Driver):
         """Let vLLM give up the device when no request is left; its prefix cache forgets everything."""
         if self.scheduler.requests or not self.scheduler.reset_prefix_cache():
             raise Unsupported("not expressible: sleep while there are requests or copies (vLLM ends or waits for them first)")
-        self._watch.mirror.catch_up()
+        self._catch_up()
 
     def wake(self) -> None:
         """Forget everything from before."""
@@ -432,16 +473,20 @@ class VllmDriver(driver.Driver):
         plan.told = told = self._copies.told(output.kv_connector_metadata)
         forward = self._batch.forward(output, plan.turns)
         self._waited = dict.fromkeys(told.flushes, plan.number) | self._waited
-        self._num_copies += len(told.loads) + len(told.stores)
-        self._out.update({each.job: set(range(self.world.workers)) for each in (*told.loads, *told.stores)})
+        ahead = tuple(early._replace(plan=plan.number) for early in told.ahead)
+        copies = [each for orders in ahead for each in orders.stores] + [*told.loads, *told.stores]
+        self._num_copies += len(copies)
+        self._out.update({each.job: set(range(self.world.workers)) for each in copies})
         self._learn()
         return EngineStep(
             orders=Orders(
                 plan.number, told.flushes, told.loads, told.stores, forward, block_copies=self._batch.block_copies(output)
             ),
+            ahead=ahead,
             handed_out=tuple(seen.handed_out),
             owners=told.owners,
-            sizes={each.job: each.sizes for each in (*told.loads, *told.stores)},
+            sharers=told.sharers,
+            sizes={each.job: each.sizes for each in copies},
             hits=seen.hits,
             no_room=tuple(dict.fromkeys(seen.no_room)),
         )
@@ -517,7 +562,7 @@ class VllmDriver(driver.Driver):
         for each in heard:
             self._out.get(each.job, set()).discard(each.worker)
         self._out = {job: workers for job, workers in self._out.items() if workers}
-        self._watch.mirror.catch_up()
+        self._catch_up()
         self._learn()
         self._loaded = {name for name in {*self._loaded, *loaded} if self._state(name) == "WAITING_FOR_REMOTE_KVS"}
         return SettledPlan(loaded=tuple(sorted(name for name in loaded if name in self.scheduler.requests)))
@@ -625,11 +670,8 @@ class VllmDriver(driver.Driver):
         return [*held, *(f"request {name}" for name in self.scheduler.requests), *self._host.jobs()]
 
     def problems(self, device: Device) -> Iterator[Problem]:
-        """New violations found by the watch."""
-        self._watch.mirror.catch_up()
-        found, self._num_told = self._watch.violations[self._num_told :], len(self._watch.violations)
-        for violation in found:
-            yield Problem(violation.rule, violation.what)
+        """What was found since the last call."""
+        return self._found()
 
     # --- names --------------------------------------------------------------------------------------------------------------
 
@@ -660,3 +702,73 @@ class VllmDriver(driver.Driver):
 
     def _not(self, method: str) -> NoReturn:
         raise Unsupported(f"not expressible: {method} ({_WHY.get(method, _SINGLE)})")
+
+
+class BlocklifeDriver(VllmDriver):
+    """The same with our own connector, which always hands blocks out and lets the step wait."""
+
+    engine_name = "vLLM with blocklife"
+    taken = (*_TAKEN, "jobs", *_OPTIONS)
+    reasons: Mapping[str, str] = {
+        **_ONLY,
+        "deadline": f"{OURS} gives no copy up",
+        "load_within_tokens": "the driver lets all loads run between two steps",
+        "below": "the driver has no store below the host memory",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        from tests.proof.drivers.vllm import ours
+
+        self._makes[OURS] = ours.OurCopies, ours.OurHost
+        self._now = 0
+
+    def connector_of(self, world: EngineSetup) -> str:
+        """Ours."""
+        if world.contract == "hold":
+            raise Unsupported(f"not expressible: contract = hold ({OURS} hands blocks out, and lets the step wait)")
+        return OURS
+
+    def options_of(self, world: EngineSetup) -> Mapping[str, Plain]:
+        """The settings of the world; a request waits for what is on its way for good, and broken rules of the ledger raise."""
+        same = {name: value for name, value in world.words().items() if name in _OPTIONS and value is not None}
+        size = {"host_blocks": world.slots * world.blocks_per_chunk, "max_jobs": world.jobs}
+        return {**same, **size, "policy": world.replacement, "pending_wait_s": _FOREVER, "checking": "strict"}
+
+    def _attach(self) -> None:
+        """The connector has a ledger, which is asked; its clock counts steps."""
+        self._side = self.scheduler.connector.scheduler
+        self._side._clock = lambda: float(self._now)
+
+    def _catch_up(self) -> None:
+        """Nothing is behind."""
+
+    def _found(self) -> Iterator[Problem]:
+        """Broken rules of the ledger."""
+        for each in check(self._side.ledger):
+            yield Problem(each.rule, each.message)
+
+    def problems(self, device: Device) -> Iterator[Problem]:
+        """The same, and what the ledger says of places that a copy touches."""
+        yield from self._found()
+        yield from touched_wrongly(self._side.ledger, device, self.world.blocks_per_chunk)
+
+    def advance(self, steps: int) -> None:
+        """Time passes."""
+        super().advance(steps)
+        self._now += steps
+
+    def block_state(self, block: int) -> str:
+        """The state in the ledger."""
+        return str(self._side.ledger.blocks.state(block).name)
+
+    def settle(
+        self, reports: Sequence[Landing], *, launched: Sequence[tuple[int, int]] = (), sampled: Mapping[str, int] | None = None
+    ) -> SettledPlan:
+        """The same; workers also report which copies they have launched, and which have failed."""
+        copies = cast("OurCopies", self._copies)
+        copies.launched = (*copies.launched, *launched)
+        found = super().settle(reports, launched=launched, sampled=sampled)
+        failed, copies.failed = copies.failed, set()
+        loaded = tuple([name for name in found.loaded if name not in failed])
+        return evolve(found, loaded=loaded, failed=tuple(sorted(failed & self.scheduler.requests.keys())))

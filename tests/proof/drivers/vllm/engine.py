@@ -1,4 +1,4 @@
-"""vLLM's own scheduler for the world of a scenario, with one of its offloading connectors and without a model.
+"""vLLM's own scheduler for the world of a scenario, with one of its offloading connectors or ours, and without a model.
 
 Rules of this file:
 
@@ -20,6 +20,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from blocklife.knobs import Plain
 from blocklife.offload import Geometry, Mode
 from blocklife.testing import EngineSetup
 from tests.proof.drivers.vllm import making
@@ -29,11 +30,10 @@ _MAX_RUNNING = 64
 
 
 class VllmEngine:
-    """vLLM's scheduler for a world. *simple* chooses between the two connectors."""
+    """vLLM's scheduler for a world, with the connector of this name. *options*: those of ours."""
 
-    def __init__(self, world: EngineSetup, *, simple: bool) -> None:
+    def __init__(self, world: EngineSetup, connector: str, options: Mapping[str, Plain]) -> None:
         self.geometry = Geometry.parse(world.groups, world.blocks_per_chunk)
-        self.simple = simple
         shape = making.Shape(
             groups=self.geometry.groups,
             num_blocks=world.blocks + 1,
@@ -45,7 +45,7 @@ class VllmEngine:
             keeps_every_block=True,
             part_tokens=world.step_tokens,
         )
-        shape = evolve(shape, transfer=self._transfer(world, shape))
+        shape = evolve(shape, transfer=self._transfer(world, shape, connector, options))
         self.scheduler, self.hash_tokens = making.scheduler_of(making.config_of(shape), making.cache_of(shape))
         self._hasher = making.hasher_of(self.hash_tokens)
         self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, world.workers)
@@ -112,9 +112,13 @@ class VllmEngine:
         self.scheduler.update_from_output(output, merged)
         return set(merged.kv_connector_output.finished_recving or ())
 
-    def _transfer(self, world: EngineSetup, shape: making.Shape) -> KVTransferConfig:
-        extra: dict[str, str | int | bool] = {}
-        if self.simple:
+    def _transfer(
+        self, world: EngineSetup, shape: making.Shape, connector: str, options: Mapping[str, Plain]
+    ) -> KVTransferConfig:
+        extra, more = dict(options), dict[str, str]()
+        if connector == "BlocklifeConnector":
+            more = {"kv_connector_module_path": "blocklife.engines.vllm", "kv_load_failure_policy": "recompute"}
+        elif connector == "SimpleCPUOffloadConnector":
             # the simple connector has a null block there, too
             extra["cpu_bytes_to_use"] = (world.slots + 1) * shape.page_bytes * world.workers
             extra["lazy_offload"] = world.policies.mode is Mode.LAZY
@@ -124,8 +128,5 @@ class VllmEngine:
             if world.blocks_per_chunk > 1:
                 extra["block_size"] = world.blocks_per_chunk * self.geometry.block_tokens[0]
         return KVTransferConfig(
-            kv_connector="SimpleCPUOffloadConnector" if self.simple else "OffloadingConnector",
-            kv_role="kv_both",
-            kv_connector_extra_config=extra,
-            engine_id="blocklife",
+            kv_connector=connector, kv_role="kv_both", kv_connector_extra_config=extra, engine_id="blocklife", **more
         )
