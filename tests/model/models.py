@@ -111,7 +111,8 @@ def one_head() -> transformers.PreTrainedModel:
 def mla() -> transformers.PreTrainedModel:
     """Latents instead of heads (DeepSeek V3), of the one size for which vLLM has a kernel on a CPU: all ranks hold the same.
 
-    Positions are those of YaRN, as in all models with latents: the CPU kernel of the others takes one head for one token.
+    Its positions are those of YaRN, as DeepSeek's are: the CPU kernel of plain ones turns queries wrongly whose heads are a
+    dimension of their own.
     """
     sizes = {name: size for name, size in _SIZES.items() if name not in {"head_dim", "num_key_value_heads"}}
     latent = {"kv_lora_rank": 512, "q_lora_rank": 64, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
