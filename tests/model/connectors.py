@@ -39,6 +39,8 @@ FAULTS = ("zeros", "another block", "early store")
 DRAFTER_FAULTS = ("zeros for the drafter", "drafter unmarked")
 """What gives other guesses alone: loads bring zeros to the last layer only, or no group is said to hold a drafter's layers."""
 
+STATE_FAULT = "zeros for states"
+"""Loads bring zeros to the first group only, which is that of the states where a model has them."""
 LAYERS_UNHEARD = "layers unheard"
 """Loads in parts are not waited for by the layers that read them."""
 TOLD_WRONG = "told wrong"
@@ -54,7 +56,9 @@ class Copies:
     """Steps that a copy takes, drawn for each."""
     lost_loads: float = field(default=0.0, validator=[validators.ge(0.0), validators.le(1.0)])
     """The share of loads that fail, half-done."""
-    fault: str = field(default="", validator=validators.in_(["", *FAULTS, *DRAFTER_FAULTS, LAYERS_UNHEARD, TOLD_WRONG]))
+    fault: str = field(
+        default="", validator=validators.in_(["", *FAULTS, *DRAFTER_FAULTS, STATE_FAULT, LAYERS_UNHEARD, TOLD_WRONG])
+    )
     """What is done wrong, if anything."""
     seed: int = 0
 
@@ -76,7 +80,7 @@ class FaultyCopier(LagCopier):
         fails = {Direction.LOAD: copies.lost_loads}
         super().__init__(cache, host, worker, lag, fails, Random(f"{copies.seed}/lag/{worker}"))
         self._fault = copies.fault
-        columns = {"zeros": 0, "zeros for the drafter": cache.columns[-1]}
+        columns = {"zeros": 0, "zeros for the drafter": cache.columns[-1], STATE_FAULT: 0}
         self._lost = host.rows[:, columns[copies.fault] :] if copies.fault in columns else None
         """What of host memory holds zeros by the time of a load."""
         self._num_places = host.num_places
@@ -85,7 +89,8 @@ class FaultyCopier(LagCopier):
         """A load is launched with the fault that was asked for."""
         if transfer.direction is Direction.LOAD:
             if self._lost is not None:
-                self._lost[transfer.source] = 0
+                lost = transfer.group_sizes[0] if self._fault == STATE_FAULT else len(transfer.source)
+                self._lost[transfer.source[:lost]] = 0
             if self._fault == "another block":
                 transfer = evolve(transfer, source=(transfer.source + 1) % self._num_places)
         super().launch(transfer)

@@ -3,22 +3,19 @@
 Rules of this file:
 
 * The engine is vLLM's own, its connector is told by name as a user would do it. Only where a CPU build lacks what a GPU build
-  has (asynchronous scheduling, a state from the middle of a pass) is something of vLLM put in another's place, and only while
-  such an engine lives.
+  has is something of vLLM put in another's place (`lacking`), and only while such an engine lives.
 * An engine that stands still is an error with its requests and their states, never a test that does not end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 from unittest import mock
 
-import torch
 from attrs import define, field, frozen
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # the engine's core in this process: vLLM reads it when it is made
@@ -29,8 +26,6 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.worker import OffloadingConnectorWorker
 from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
-from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.outputs import DraftTokenIds
@@ -40,6 +35,7 @@ from blocklife.engines.vllm.connector._scheduler import ConnectorScheduler
 from blocklife.ledger import Direction
 from blocklife.ledger.invariants import check
 from tests.model.connectors import VARIABLE, Copies
+from tests.model.lacking import asynchronous_steps, boundary_states, delta_attention, latents_behind_hits
 from tests.model.offload_spec import LinkWorker
 from tests.model.shelf import MODELS
 from tests.model.workload import Ask, Wave
@@ -71,63 +67,12 @@ class Setting:
     """Tokens of a request, with its answer."""
     block: int | None = BLOCK
     batch_tokens: int = 256
+    dtype: Literal["float32", "bfloat16"] = "float32"
     asynchronous: bool = False
     ranks: int = 1
     failed_loads: Literal["recompute", "fail"] = "recompute"
     guesses: Mapping[str, object] | None = None
     """Speculative decoding, as `speculative_config` of vLLM takes it; a drafter of its own folder is named like a model."""
-
-
-class _Placeholder:
-    """What a stream or an event of CUDA is where everything has happened when a call returns."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        self.device = torch.device("cpu")
-
-    def record(self, *_: object) -> None:
-        """Nothing is queued."""
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def wait_stream(self, *_: object) -> None:
-        """Nothing to wait for."""
-
-
-@contextlib.contextmanager
-def _asynchronous() -> Iterator[None]:
-    """vLLM switches asynchronous scheduling off on a CPU, where it gains nothing; for tests it is switched on again."""
-    before = CpuPlatform.check_and_update_config.__func__
-
-    def keep(cls: type[CpuPlatform], vllm_config: object) -> None:
-        before(cls, vllm_config)
-        vllm_config.scheduler_config.async_scheduling = True  # type: ignore[attr-defined]
-
-    with (
-        mock.patch.object(CpuPlatform, "check_and_update_config", classmethod(keep)),
-        mock.patch.object(torch.cuda, "Stream", _Placeholder),
-        mock.patch.object(torch.cuda, "Event", _Placeholder),
-        mock.patch.object(torch.cuda, "current_stream", _Placeholder),
-        mock.patch.object(torch.cuda, "stream", return_value=contextlib.nullcontext()),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def _boundary_states() -> Iterator[None]:
-    """States are kept at the end of a pass alone.
-
-    vLLM's Mamba 2 can also keep the state of a boundary inside a pass, for which it needs the states of all chunks; the CPU
-    kernel gives the last one only. A layer that does not offer it is scheduled in passes that end at boundaries.
-    """
-    before = MambaMixer2.get_kv_cache_spec
-
-    def spec_of(layer: MambaMixer2, vllm_config: object) -> object:
-        spec = before(layer, vllm_config)
-        return dataclasses.replace(spec, num_prefill_checkpoint_blocks=0, prefill_checkpoint_alignment=None)
-
-    with mock.patch.object(MambaMixer2, "get_kv_cache_spec", spec_of):
-        yield
 
 
 Guesses = dict[tuple[str, int], tuple[int, ...]]
@@ -313,7 +258,7 @@ def engine(setting: Setting) -> Iterator[Engine]:
         guesses["model"] = str(Path(os.environ[MODELS]) / str(guesses["model"]))
     arguments = EngineArgs(
         model=str(Path(os.environ[MODELS]) / setting.model),
-        dtype="float32",
+        dtype=setting.dtype,
         skip_tokenizer_init=True,
         enforce_eager=True,
         block_size=setting.block,
@@ -329,9 +274,11 @@ def engine(setting: Setting) -> Iterator[Engine]:
         disable_log_stats=True,
     )
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_boundary_states())
+        stack.enter_context(boundary_states())
+        stack.enter_context(latents_behind_hits())
+        stack.enter_context(delta_attention())
         if setting.asynchronous:
-            stack.enter_context(_asynchronous())
+            stack.enter_context(asynchronous_steps())
         stack.enter_context(mock.patch.dict(os.environ, {VARIABLE: setting.copies.dump()}))
         made = LLMEngine.from_engine_args(arguments)
         try:

@@ -26,7 +26,7 @@ from tests.vllm.fetch import make_releases
 
 WHAT = f"Fetch what a real model behind vLLM {RELEASE} needs on a CPU, 1.4 GB of packages and 0.4 GB of kernels, into .vllm."
 PROGRAM = "tests.model.fetch"
-TINY = ("full", "windows", "both", "states", "repeats", "one_head", "latents", "experts", "eagle", "mtp")
+TINY = ("full", "windows", "both", "states", "repeats", "one_head", "experts", "gdn", "mla", "kda", "eagle", "mtp")
 """Models that take a second to make and less than 10 MB."""
 _ASK = """
 import sys

@@ -8,6 +8,7 @@ they do prove something.
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -76,6 +77,24 @@ def states() -> transformers.PreTrainedModel:
     return transformers.GraniteMoeHybridForCausalLM(transformers.GraniteMoeHybridConfig(**sizes))
 
 
+def gdn() -> transformers.PreTrainedModel:
+    """States of a gated delta net (Qwen3-Next) and full attention, layer by layer, of the sizes that the kernels take."""
+    heads = {"linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "shared_expert_intermediate_size": 128}
+    layers = {"layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 256}
+    model = transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**{**_SIZES, **heads, **experts, **layers}))
+    return _remembering(model)
+
+
+def _remembering(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """A model whose states forget so slowly that they tell of a whole prompt."""
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if name.endswith("A_log"):
+                weights.fill_(math.log(0.01))
+    return model
+
+
 def repeats() -> transformers.PreTrainedModel:
     """Full attention, and embeddings so large that the last word is often said once more: guesses are right and wrong."""
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_SIZES, "tie_word_embeddings": True}))
@@ -89,12 +108,31 @@ def one_head() -> transformers.PreTrainedModel:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_SIZES, "num_key_value_heads": 1}))
 
 
-def latents() -> transformers.PreTrainedModel:
-    """Latents instead of heads (MLA), of the one size for which vLLM has a kernel on a CPU: all ranks hold the same."""
+def mla() -> transformers.PreTrainedModel:
+    """Latents instead of heads (DeepSeek V3), of the one size for which vLLM has a kernel on a CPU: all ranks hold the same.
+
+    Its positions are those of YaRN, as DeepSeek's are: the CPU kernel of plain ones turns queries wrongly whose heads are a
+    dimension of their own.
+    """
     sizes = {name: size for name, size in _SIZES.items() if name not in {"head_dim", "num_key_value_heads"}}
-    latent = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
-    dense = {"first_k_dense_replace": 4, "n_routed_experts": 4, "num_key_value_heads": 4, "topk_method": "greedy"}
-    return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**sizes, **latent, **dense))
+    latent = {"kv_lora_rank": 512, "q_lora_rank": 64, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    dense = {"first_k_dense_replace": 4, "n_routed_experts": 4, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048, "rope_theta": 10000.0}
+    yarn |= {"mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}
+    config = transformers.DeepseekV3Config(**sizes, **latent, **dense, rope_parameters=yarn)
+    return transformers.DeepseekV3ForCausalLM(config)
+
+
+def kda() -> transformers.PreTrainedModel:
+    """States of Kimi's delta attention, with a gate for each channel, and latents, layer by layer (Kimi Linear)."""
+    sizes = {name: size for name, size in _SIZES.items() if name not in {"head_dim", "num_key_value_heads"}}
+    latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": 4}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+    layers = {"layer_types": ["linear_attention", "full_attention"] * 2, "mlp_layer_types": ["sparse"] * 4}
+    # vLLM reads it from the fields of the published checkpoints
+    heads = {"head_dim": 32, "num_heads": 4, "short_conv_kernel_size": 4, "kda_layers": [1, 3], "full_attn_layers": [2, 4]}
+    config = transformers.KimiLinearConfig(**sizes, **latent, **experts, **layers, linear_attn_config=heads, mla_use_nope=True)
+    return _remembering(transformers.KimiLinearForCausalLM(config))
 
 
 def experts() -> transformers.PreTrainedModel:
@@ -155,7 +193,7 @@ def big() -> transformers.PreTrainedModel:
 
 
 MAKERS: Mapping[str, Callable[[], transformers.PreTrainedModel]] = {
-    each.__name__: each for each in (full, windows, both, states, repeats, one_head, latents, experts, eagle, mtp, big)
+    each.__name__: each for each in (full, windows, both, states, gdn, mla, kda, repeats, one_head, experts, eagle, mtp, big)
 }
 
 

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from attrs import define, field
@@ -195,15 +196,16 @@ def serving(
 
 
 @contextlib.asynccontextmanager
-async def client(server: Server) -> AsyncIterator[aiohttp.ClientSession]:
-    """One user of the server, with a connection for each request.
+async def client(server: Server, engine: int | None = None) -> AsyncIterator[aiohttp.ClientSession]:
+    """One user of the server, with a connection for each request. All go to that *engine* of data parallelism, if it is given.
 
     A connection that is kept for the next request can be closed by the server at the moment that this request is sent: it does
     so after five idle seconds, and behind each answer that says that an exception was raised (as `reset` may be told).
     """
     limits = aiohttp.ClientTimeout(total=300)
     each_its_own = aiohttp.TCPConnector(limit=0, force_close=True)
-    async with aiohttp.ClientSession(server.url, timeout=limits, connector=each_its_own) as session:
+    headers = {} if engine is None else {"X-data-parallel-rank": str(engine)}
+    async with aiohttp.ClientSession(server.url, timeout=limits, connector=each_its_own, headers=headers) as session:
         yield session
 
 
@@ -219,12 +221,17 @@ def _body(model: str, ask: Ask, stream: bool) -> dict[str, object]:
     }
 
 
+async def completed(session: aiohttp.ClientSession, model: str, ask: Ask, **more: object) -> dict[str, Any]:
+    """All that the server says to one request, in which *more* is said or said otherwise."""
+    async with session.post("/v1/completions", json={**_body(model, ask, False), **more}) as response:
+        found: dict[str, Any] = await response.json()
+        assert response.status == 200, found
+        return found
+
+
 async def answered(session: aiohttp.ClientSession, model: str, ask: Ask) -> tuple[int, ...]:
     """One request, and all of its answer at once."""
-    async with session.post("/v1/completions", json=_body(model, ask, False)) as response:
-        found = await response.json()
-        assert response.status == 200, found
-        return tuple(found["choices"][0]["token_ids"])
+    return tuple((await completed(session, model, ask))["choices"][0]["token_ids"])
 
 
 async def streamed(

@@ -59,8 +59,10 @@ class Family:
     """Layers of a drafter."""
     bytes_seen: str = ""
     """The walks in which its groups were compared byte by byte, by the beginning of their names."""
-    model_seen: str = ""
-    """The tiny model with which it has run in vLLM on a CPU."""
+    models_seen: Sequence[str] = ()
+    """The tiny models with which it has run in vLLM on a CPU."""
+    unseen: str = ""
+    """What keeps it from running on a CPU, where that has been tried."""
     why: str = ""
     """What of vLLM forbids it, if it is refused."""
 
@@ -100,7 +102,10 @@ _COMPRESSED = {
 }
 FAMILIES: Sequence[Family] = (
     Family(
-        name="full attention: Llama, Qwen3, MiniMax-M2", layers=_layers(4, "attn", FULL), bytes_seen="plain", model_seen="full"
+        name="full attention: Llama, Qwen3, MiniMax-M2",
+        layers=_layers(4, "attn", FULL),
+        bytes_seen="plain",
+        models_seen=("full",),
     ),
     Family(
         name="full attention with scales in its pages: fp8 or int8 per token and head",
@@ -108,19 +113,26 @@ FAMILIES: Sequence[Family] = (
             4, "attn", FullAttentionSpec(block_size=16, **_keys(dtype=BYTES), kv_quant_mode=KVQuantMode.FP8_PER_TOKEN_HEAD)
         ),
         bytes_seen="plain",
+        unseen="`CPUAttentionBackend.supported_kv_cache_dtypes` lacks them",
     ),
-    Family(name="latents (MLA): DeepSeek V3, Kimi K2", layers=_layers(4, "latents", _latents()), bytes_seen="latents"),
+    Family(
+        name="latents (MLA): DeepSeek V3, Kimi K2",
+        layers=_layers(4, "latents", _latents()),
+        bytes_seen="latents",
+        models_seen=("mla",),
+    ),
     Family(
         name="latents with an indexer: DeepSeek V3.2, GLM-5",
         layers={**_layers(4, "latents", _latents()), **_layers(4, "indexer", _latents(64, 132))},
         block_tokens=64,
         bytes_seen="latents",
+        unseen="`CpuPlatform.get_attn_backend_cls` refuses sparse attention",
     ),
     Family(
         name="windows alone: Mistral 7B v0.1",
         layers=_layers(4, "attn", SlidingWindowSpec(block_size=16, sliding_window=4096, **_keys())),
         bytes_seen="plain",
-        model_seen="windows",
+        models_seen=("windows",),
     ),
     Family(
         name="windows and full attention: Gemma 3, gpt-oss",
@@ -129,7 +141,7 @@ FAMILIES: Sequence[Family] = (
             **_layers(2, "attn", FULL, 4),
         },
         bytes_seen="plain",
-        model_seen="both",
+        models_seen=("both",),
     ),
     Family(
         name="chunked local and full attention: Llama 4",
@@ -143,20 +155,21 @@ FAMILIES: Sequence[Family] = (
         name="states and full attention: Granite 4, Nemotron-H, Qwen3-Next, Qwen3.5",
         layers={**_layers(3, "state", _state(16, 16384)), **_layers(3, "attn", FULL, 3)},
         bytes_seen="plain",
-        model_seen="states",
+        models_seen=("states", "gdn"),
     ),
     Family(
         name="states and latents: Kimi Linear",
         layers={**_layers(3, "state", _state(64, 18432)), **_layers(3, "latents", _latents(), 3)},
         block_tokens=64,
         bytes_seen="latents",
+        models_seen=("kda",),
     ),
     Family(
         name="a drafter with full attention: EAGLE, MTP",
         layers={**_layers(4, "attn", FULL), **_layers(1, "drafter", FULL)},
         drafters=("layers.0.drafter",),
         bytes_seen="drafter",
-        model_seen="eagle",
+        models_seen=("eagle",),
     ),
     Family(
         name="compressed latents, windows of latents: DeepSeek V4",
@@ -302,7 +315,7 @@ def table() -> str:
             lines.append(f"| {family.name} | no | {family.why} | | | |")
             continue
         more = f"; left out: {len(found.groups.others)}" if found.groups.others else ""
-        model = f"`{family.model_seen}`" if family.model_seen else "no"
+        model = ", ".join(f"`{each}`" for each in family.models_seen) or f"no{family.unseen and ': '}{family.unseen}"
         lines.append(f"| {family.name} | yes | `{found.geometry}`{more} | walks *{family.bytes_seen}* | {model} | no |")
     return "\n".join(lines)
 

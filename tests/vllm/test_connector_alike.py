@@ -145,6 +145,19 @@ def test_neighbours_have_a_region_together_and_others_another() -> None:
     assert len(set(names)) == 4
 
 
+def test_engines_of_data_parallelism_have_regions_of_their_own() -> None:
+    """On one machine their workers have the same ranks; vLLM appends the number of the engine to its id."""
+    config, caches = _engine("full", heads=4)
+    names = []
+    for engine in ("x_dp0", "x_dp1"):
+        object.__setattr__(config.kv_transfer_config, "engine_id", engine)
+        shared = alike.sharing_of(config, caches, 1)
+        assert shared is not None
+        names.append(shared.name)
+
+    assert names[0] != names[1]
+
+
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[ConnectorRig]:
     """Two ranks that hold the same; *apart*: they look for each other's host memory in different places."""
