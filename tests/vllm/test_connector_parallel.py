@@ -81,7 +81,7 @@ def test_states_with_decode_context_parallelism_come_back(seed: int, ahead: bool
 @pytest.mark.skipif(engine.MINOR >= 33, reason="taken from 0.33 on")
 def test_states_with_decode_context_parallelism_are_refused_before() -> None:
     """There vLLM hits prefixes inside a block, which is not offered."""
-    with pytest.raises(MisuseError, match=r"not offered before 0.33 .*\(use decode_context_parallel_size=1\)"):
+    with pytest.raises(MisuseError, match=r"not offered before 0.33: .*\(use decode_context_parallel_size=1\)"):
         ParallelRig(SHARED, parallel=Parallel(decode=2))
 
 

@@ -145,11 +145,15 @@ def shape_of(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, config: Co
     hash_tokens = release().hash_tokens(vllm_config, kv_cache_config)
     inside = release().hits_inside_blocks(kv_cache_config, hash_tokens, context_ranks)
     if inside and not release().keeps_tails:
-        unit = "leave prefix_match_unit at the block size"
+        if context_ranks > 1:
+            raise refusal(
+                f"decode_context_parallel_size={context_ranks} with Mamba layers is not offered before 0.33: there vLLM hits "
+                "prefixes inside a block that the ranks share",
+                "use decode_context_parallel_size=1",
+            )
         raise refusal(
-            f"prefix hits inside a block (hashes of {hash_tokens} tokens with larger Mamba blocks, or with blocks of attention "
-            "that ranks share) are not offered before 0.33",
-            unit if context_ranks == 1 else "use decode_context_parallel_size=1",
+            f"prefix hits inside a block (hashes of {hash_tokens} tokens with larger Mamba blocks) are not offered before 0.33",
+            "leave prefix_match_unit at the block size",
         )
     check_states(geometry, groups, vllm_config.cache_config.block_size)
     guesses = vllm_config.speculative_config is not None
