@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from blocklife.cli import _common as common
 from blocklife.cli import _exploring as exploring
 from blocklife.errors import MisuseError
 from blocklife.scheduler_states import SCHEDULER_MACHINES
@@ -36,11 +35,7 @@ SEED = next(each for each in seed_mutants() if each.name.startswith("S1: "))
 """A bug of the scheduler that every world with pressure on its blocks finds."""
 PRESSED = ("check", "--world", "loads-fence")
 
-
-@pytest.fixture(autouse=True)
-def _no_search_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No line of progress comes, however slow the machine is: these runs write nothing to standard error."""
-    monkeypatch.setattr(common, "EVERY", float("inf"))
+pytestmark = pytest.mark.usefixtures("no_call_is_long")
 
 
 def found(capsys: Capture, *argv: str) -> tuple[int, dict[str, object]]:
