@@ -119,7 +119,7 @@ def policies(found: MutableMapping[str, object], known: Mapping[str, Knob]) -> d
 
 
 def check_below(place: str, found: Iterable[str]) -> None:
-    """Refuse a choice about a store below host memory where there is none."""
+    """Refuse options of a store below host memory if no store is named."""
     keys = [*found]
     if "below" not in keys and (stray := next((key for key in keys if key.startswith("below_")), None)):
         raise MisuseError(f"{place}: {stray!r} needs a store below host memory (set below to its address)")

@@ -89,11 +89,8 @@ class LinkedRank(ScenarioRank):
         """What is in new pages is lost, behind the steps that are under way: who does not wait for a load reads wrong bytes."""
         super()._handed_out(slots)
         if slots is not None:
-            pages, pool = (
-                {slot // self.spec.page_tokens for slot in slots.tolist() if not slot % self.spec.page_tokens},
-                self.engine.pool,
-            )
-            rows = [page * self.spec.page_tokens + at for page in pages for at in range(self.spec.page_tokens)]
+            size, pool = self.spec.page_tokens, self.engine.pool
+            rows = [slot + at for slot in slots.tolist() if not slot % size for at in range(size)]
 
             def lose() -> None:
                 for buffer in (*pool.k_buffer, *pool.v_buffer):

@@ -6,6 +6,7 @@ random traffic in worlds of the rig with a linker, then the same with one thing 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ from blocklife.engines.sglang.linker import _starting as starting
 from blocklife.engines.sglang.linker._below import identities_of
 from blocklife.engines.sglang.linker._device import DevicePages, memories_of
 from blocklife.errors import CapacityError, MisuseError
+from blocklife.offload import replacement
+from blocklife.offload.replacement import Lru
 from tests.sglang.drive import Verdict, judge
 from tests.sglang.linked import LINKED, FaultyLinker, LateLinker, linked
 from tests.sglang.linked_below import FolderLinker, folder
@@ -233,6 +236,23 @@ def test_store_that_cannot_be_opened_stops_the_start(tmp_path: Path, monkeypatch
     monkeypatch.setattr(FolderLinker, "said", folder(tmp_path / "file"))
 
     assert refused(linker=f"{FolderLinker.__module__}:FolderLinker").startswith("linker_extra_config: below: ")
+
+
+class Plain(Lru):
+    """A policy that does not say what it would evict next."""
+
+    peek = None  # type: ignore[assignment]
+
+
+def test_start_that_is_refused_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is open by then: what asks it, and what copies, ends."""
+    monkeypatch.setitem(replacement._factories, "plain", lambda num_slots: Plain())
+    monkeypatch.setattr(FolderLinker, "said", folder(tmp_path, policy="plain", below_demote="lazy"))
+
+    assert "has no method peek" in refused(linker=f"{FolderLinker.__module__}:FolderLinker")
+    assert [
+        each.name for each in threading.enumerate() if each.name.startswith(("blocklife-presence", "blocklife-store"))
+    ] == []
 
 
 def test_ranks_with_different_room_stay_together() -> None:

@@ -9,6 +9,7 @@ from blocklife.offload import HostTier
 from blocklife.states import BLANK
 
 SOMEBODY = "somebody"
+"""The request that holds this content."""
 
 
 def fill(ledger: Ledger, tier: HostTier, blocks_per_chunk: int = 1) -> None:

@@ -85,17 +85,17 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
             if self._stores is not None:
                 for number, transport in enumerate(self.transports):
                     transport.below = self._stores.copier(number, transport.memory)
+            self.host = LinkedHost(
+                limits,
+                policy=config.policy,
+                checking=config.checking,
+                deadline=config.deadline_s,
+                indexes=[] if self._stores is None else self._stores.presences,
+                below=config.policies_below,
+            )
         except BaseException:
             self._close_transports()
             raise
-        self.host = LinkedHost(
-            limits,
-            policy=config.policy,
-            checking=config.checking,
-            deadline=config.deadline_s,
-            indexes=[] if self._stores is None else self._stores.presences,
-            below=config.policies_below,
-        )
         self._may_wait_s = 0.0
         """How long the lookups of this step may still wait for a store below."""
         self._offered: list[list[PoolTransfer]] = []

@@ -172,7 +172,10 @@ class LinkedMemory:
             self.below.gave_up()
 
     def promote(self, keys: Sequence[bytes], beside: Sequence[bytes] = ()) -> bool:
-        """Begin to bring pages from below, as far as they are not here, and not at the expense of others. False: none comes."""
+        """Begin to bring those of these pages from below that are not here. False if none comes.
+
+        For the policy, pages that are here, and those *beside* them in the hit, have been used: others are evicted first.
+        """
         if self.below is None:
             return False
         contents = [(_GROUP, key) for key in keys if not self.has(key)]

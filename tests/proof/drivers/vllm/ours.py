@@ -39,7 +39,7 @@ class OurCopies:
         self._loads: list[dict[int, tuple[str, Sequence[int]]]] = [{} for _ in range(num_workers)]
         """By worker: the loads that it has not reported, each with its request and its blocks."""
         self.launched: Sequence[tuple[int, int]] = ()
-        """Copies that have begun to run, with the worker, and that nobody has reported."""
+        """Job and worker of each copy whose launch is in no report yet."""
         self.failed: set[str] = set()
         """Requests of which a load was reported to have failed."""
         self.written: dict[int, set[int]] = {}
@@ -117,7 +117,7 @@ class OurHost:
         return int(self._offload.statistics().refused_stores)
 
     def find(self, key: bytes) -> tuple[int, bool] | None:
-        """The slot that holds or will hold this content, and whether it has arrived; None if there is none."""
+        """The slot of this content, and whether the content has arrived there; None if no slot is reserved for it."""
         slots = self._ledger.slots
         slot = slots.find(int.from_bytes(key[-4:], "big"), key[:-4])
         return None if slot is None else (slot, slots.is_ready(slot))
