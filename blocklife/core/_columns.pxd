@@ -134,7 +134,8 @@ cdef class StepRing:
 cdef class Core:
     cdef public Rules rules
     cdef public int num_groups, num_workers, max_requests, room
-    cdef public bint fence, watched, rechecks
+    cdef public bint fence, rechecks
+    cdef public int watched
     cdef public int num_asked
     cdef public PlaceMove block_move, slot_move
     cdef public double deadline_after

@@ -598,9 +598,10 @@ class Core:
         self.orphans: list[int] = []
         self.told: list[Told] = []
         """The steps of this call for which a hook is registered; hooks are called for them when the call is over."""
-        self.watched = False
+        self.watched = 0
+        """The meanings of rows whose slots are noted in ``changes``: PUBLISHES, WITHDRAWS, or both."""
         self.changes: list[Change] = []
-        """Slots whose content became readable, or is about to be gone, if ``watched``."""
+        """Slots whose content became readable, or is about to be gone, as far as that is ``watched``."""
 
     def empty(self) -> None:
         """Forget every content, job and request, and what plans wait for; what is known of places is written by the caller."""

@@ -22,7 +22,6 @@ from blocklife.core._tables import (
     PUBLISHES,
     READABLE,
     REQUEST_MACHINE,
-    WITHDRAWS,
 )
 
 # --- blocks ------------------------------------------------------------------------------------------------------------
@@ -204,11 +203,10 @@ def write_slots(core: Core, move: PlaceMove, count: int) -> int:
         means = meaning[row]
         if means:
             key = slots.key[place]
-            if means & (PUBLISHES | WITHDRAWS):
-                if means & PUBLISHES and key:
-                    contents.slot[key] = place
-                if core.watched:
-                    core.changes.append((means & PUBLISHES != 0, place, slots.group[place], contents.key[key]))
+            if means & PUBLISHES and key:
+                contents.slot[key] = place
+            if means & core.watched:
+                core.changes.append((means & PUBLISHES != 0, place, slots.group[place], contents.key[key]))
             if means & ENDS and key:
                 slots.key[place] = 0
                 if contents.slot[key] == place:

@@ -24,7 +24,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, Type
 
 from blocklife.core._columns import Change, Core, Told
 from blocklife.core._refused import KernelRefusal
-from blocklife.core._tables import EVENTS
+from blocklife.core._tables import EVENTS, PUBLISHES, WITHDRAWS
 from blocklife.errors import BlocklifeError, InterruptedCallError, MisuseError, RefusedError
 from blocklife.hook_errors import HookErrors
 from blocklife.ledger._refusals import Refusals
@@ -174,12 +174,15 @@ class Journal:
 
     def watch(self, watcher: SlotWatcher) -> None:
         """Tell *watcher* of slots whose content became readable, or is gone, after every call."""
-        self.core.watched = True
+        self.core.watched = PUBLISHES | WITHDRAWS
         self.watchers = (*self.watchers, watcher)
 
-    def listen(self, listener: ContentListener) -> None:
-        """The same for code of this package: it is called after each verb, for all its slots, and only takes notes."""
-        self.core.watched = True
+    def listen(self, listener: ContentListener, stored: bool) -> None:
+        """The same for code of this package: it is called after each verb, for all its slots, and only takes notes.
+
+        Without *stored* it may be called of content that is gone alone.
+        """
+        self.core.watched |= WITHDRAWS | PUBLISHES * stored
         self.listeners = (*self.listeners, listener)
 
     def claim(self, name: str) -> None:

@@ -372,9 +372,12 @@ class SlotsView:
         edge.function(watcher, "watcher")
         self._journal.watch(watcher)
 
-    def note(self, listener: ContentListener) -> None:
-        """The same for code of this package: it is called after each verb, for all its slots, and only takes notes."""
-        self._journal.listen(listener)
+    def note(self, listener: ContentListener, *, stored: bool = True) -> None:
+        """The same for code of this package: it is called after each verb, for all its slots, and only takes notes.
+
+        Without *stored* it may be called of content that is gone alone, which costs less.
+        """
+        self._journal.listen(listener, stored)
 
 
 class JobsView:

@@ -84,7 +84,7 @@ class HostTier(edge.NotCopied):
         filled = [(slot, (slots.group(slot), key)) for slot in range(len(slots)) if (key := slots.key(slot)) is not None]
         if filled:
             self._replacement.insert([slot for slot, _ in filled], [name for _, name in filled])
-        slots.note(self._hear)
+        slots.note(self._hear, stored=max_events > 0)
 
     @property
     def policy(self) -> Replacement:
