@@ -339,8 +339,9 @@ class TorchCopier:
 
     def poll(self) -> list[Completion]:
         """Report the jobs that are over and quiet since the last poll, in launch order. Queries the device without blocking."""
-        for channel in self._queues if self._out else ():
-            self._advance(channel)
+        for channel, queue in self._queues.items():
+            if queue:
+                self._advance(channel)
         completions = [completion for _, completion in sorted(self._landed, key=lambda landed: landed[0])]
         self._landed.clear()
         self._took, self._durations = {}, self._took

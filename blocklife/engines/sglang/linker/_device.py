@@ -18,8 +18,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from attrs import frozen
 from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
@@ -77,6 +79,7 @@ class DevicePages:
             raise _refuse("memory without a layer is not offered", "leave the linker out")
         self.cache = KvCache([[self._pages(buffer.tensor) for buffer in ordered]])
         self._layers = [buffer.layer for buffer in ordered]
+        self._offsets = np.arange(page_size)
 
     @property
     def num_layers(self) -> int:
@@ -97,16 +100,14 @@ class DevicePages:
 
         Refuses: slots that are not whole pages, each in its order.
         """
-        slots = (indices[0] if len(indices) == 1 else torch.cat([*indices])).detach().to(device="cpu", dtype=torch.int64)
-        counts = [len(each) // self.page_size for each in indices]
-        if all(len(each) % self.page_size == 0 for each in indices):
-            pages = slots.view(-1, self.page_size)
-            if self.page_size == 1 or torch.equal(
-                pages, pages[:, :1] // self.page_size * self.page_size + torch.arange(self.page_size)
-            ):
-                found: list[int] = (pages[:, 0] // self.page_size).tolist()
-                ends = [sum(counts[: at + 1]) for at in range(len(counts))]
-                return [found[end - count : end] for count, end in zip(counts, ends, strict=True)]
+        flat = (indices[0] if len(indices) == 1 else torch.cat([*indices])).detach().to(device="cpu", dtype=torch.int64)
+        slots, size = flat.numpy(), self.page_size
+        if all(len(each) % size == 0 for each in indices):
+            pages = slots.reshape(-1, size)
+            numbers = pages[:, 0] // size
+            if (pages == numbers[:, None] * size + self._offsets).all():
+                ends = accumulate((len(each) // size for each in indices), initial=0)
+                return [numbers[start:end].tolist() for start, end in pairwise(ends)]
         raise MisuseError(f"blocklife linker: {len(slots)} slots are not whole pages of {self.page_size} tokens")
 
     def _pages(self, tensor: torch.Tensor) -> torch.Tensor:
