@@ -24,7 +24,7 @@ from tests.model.workload import Ask
 BELOW = "vllm:kv_offload_below_"
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled(every=5, first=2)
 @pytest.mark.parametrize("chunk", [1, 2])
 @pytest.mark.parametrize("model", MODELS)
 def test_another_engine_hits_what_the_first_one_has_computed(model: str, chunk: int, tmp_path: Path) -> None:

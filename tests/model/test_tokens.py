@@ -217,6 +217,7 @@ def test_tokens_stay_with_two_ranks(model: str) -> None:
     assert running.side.shape.num_workers == 2
 
 
+@pytest.mark.slow
 def test_tokens_stay_with_experts() -> None:
     """Which experts compute a token follows from what is in the cache before it, as its keys and values do."""
     with engine_with("experts", ours={"host_blocks": 256}, copies=SLOW) as running:
@@ -225,6 +226,7 @@ def test_tokens_stay_with_experts() -> None:
     right(running, answers, reference("experts"))
 
 
+@pytest.mark.slow
 def test_two_ranks_that_hold_the_same_keep_it_once() -> None:
     """Two processes: in bytes that would hold 64 blocks of each there are 128 of both, and all answers are right."""
     with engine_with("one_head", ours={"host_bytes": 128 * BLOCK_BYTES["one_head"]}, copies=SLOW, ranks=2) as running:

@@ -75,6 +75,7 @@ def run(
 
 
 @pytest.mark.skipif(RELEASE != NEWEST, reason="older releases have faults, which other tests name")
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("world", sorted(set(WORLDS) - STUCK))
 def test_newest_release_is_silent_in_random_traffic(world: str) -> None:
     """No rule is broken in any world, and the watch has followed steps and copies in each, loads among them."""
