@@ -50,7 +50,9 @@ def test_sizes_of_the_page_are_those_of_the_command(tmp_path: Path, capsys: pyte
 def test_figures_of_the_page_are_those_that_were_measured() -> None:
     """What a tier of so many blocks brought stands in the table that the page links."""
     found = re.search(
-        r"a host tier of (\d+) blocks brought (\d+) tokens, one of (\d+) blocks\s(\d+), and one of (\d+) blocks (\d+)", PAGE
+        r"a host tier of (\d+) blocks brought (\d+) tokens, one of (\d+) blocks\s(\d+), "
+        r"one of (\d+) blocks (\d+), and one of (\d+) blocks (\d+)",
+        PAGE,
     )
     assert found is not None
     with (SPECS / "measurements" / "vllm-hits.csv").open(encoding="utf-8", newline="") as file:

@@ -67,9 +67,9 @@ def measure(
 
 
 def markdown(found: Sequence[Found]) -> str:
-    """A row for each size and policy: tokens loaded, over how many seeds ours loads more, and what is computed."""
-    heads = [">host blocks", "policy", ">Offloading", ">Blocklife", ">ratio", ">seeds more, level, fewer"]
-    heads += [">computed, to Offloading", ">Simple", ">computed, to Offloading"]
+    """A row for each size and policy: tokens loaded, and computed; over how many seeds ours does better, the same, or worse."""
+    heads = [">host blocks", "policy", ">Offloading", ">Blocklife", ">ratio", ">seeds better, level, worse"]
+    heads += [">computed, to Offloading", ">seeds better, level, worse", ">Simple", ">computed, to Offloading"]
     rows = []
     by_kind = {(each.host_blocks, each.policy, each.connector): each for each in found}
     for ours in found:
@@ -77,15 +77,19 @@ def markdown(found: Sequence[Found]) -> str:
             continue
         theirs = by_kind[ours.host_blocks, ours.policy, "offloading"]
         simple = by_kind.get((ours.host_blocks, "", "simple")) if ours.policy == "lru" else None
-        pairs = list(zip(ours.hit_tokens, theirs.hit_tokens, strict=True))
-        seeds = [sum(a > b for a, b in pairs), sum(a == b for a, b in pairs), sum(a < b for a, b in pairs)]
         cells = [str(ours.host_blocks), ours.policy, str(sum(theirs.hit_tokens)), str(sum(ours.hit_tokens))]
-        cells += [_ratio(ours.hit_tokens, theirs.hit_tokens), ", ".join(map(str, seeds))]
-        cells.append(_ratio(ours.computed_tokens, theirs.computed_tokens))
+        cells += [_ratio(ours.hit_tokens, theirs.hit_tokens), _seeds(ours.hit_tokens, theirs.hit_tokens)]
+        cells += [_ratio(ours.computed_tokens, theirs.computed_tokens), _seeds(theirs.computed_tokens, ours.computed_tokens)]
         cells.append(str(sum(simple.hit_tokens)) if simple else "")
         cells.append(_ratio(simple.computed_tokens, theirs.computed_tokens) if simple else "")
         rows.append(cells)
     return table(heads, rows)
+
+
+def _seeds(more: Sequence[int], fewer: Sequence[int]) -> str:
+    """On how many seeds the first has more, as many, or fewer."""
+    pairs = list(zip(more, fewer, strict=True))
+    return f"{sum(a > b for a, b in pairs)}, {sum(a == b for a, b in pairs)}, {sum(a < b for a, b in pairs)}"
 
 
 def _ratio(one: Sequence[int], other: Sequence[int]) -> str:
