@@ -79,7 +79,12 @@ def servers_with(connectors: Sequence[Mapping[str, object]], blocks: int = ROOMY
         serving(MODEL, None, *options(blocks), environ=around(5600)) as one,
         serving(MODEL, None, *options(DEVICE[MODEL]), environ=around(5601)) as other,
     ):
-        yield one, other
+        try:
+            yield one, other
+        except BaseException:
+            for server in (one, other):
+                print("--- what a server has said last:", *server.said[-300:], sep="\n")
+            raise
 
 
 async def sent(one: ClientSession, other: ClientSession, ask: Ask) -> tuple[int, ...]:
