@@ -98,15 +98,15 @@ class Stopwatch:
         return run
 
     def left_out(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, whose time does not."""
+        """The same call, whose time does not, whatever it calls that is left out as well."""
 
         @functools.wraps(call)
         def run(*args: Any, **kwargs: Any) -> Any:
-            began = time.thread_time_ns()
+            began, away = time.thread_time_ns(), self._away
             try:
                 return call(*args, **kwargs)
             finally:
-                self._away += time.thread_time_ns() - began
+                self._away = away + time.thread_time_ns() - began
 
         return run
 
@@ -116,6 +116,7 @@ def timed(watch: Stopwatch) -> Iterator[None]:
     """The calls of SGLang's scheduler count, without the device of the rig and its copies."""
     wraps: list[tuple[type, str, Wrap]] = [(Engine, name, watch.counted) for name in ("plan", "process", "launched")]
     wraps += [(linked_room.LateStream, "copy", watch.left_out), (device.Stream, "advance", watch.left_out)]
+    wraps.append((device.Device, "run_until", watch.left_out))
     kernels, before = copies.KERNELS, [getattr(owner, name) for owner, name, _ in wraps]
     copies.KERNELS = tuple([watch.left_out(kernel) for kernel in kernels])  # type: ignore[assignment]
     for (owner, name, wrap), call in zip(wraps, before, strict=True):
