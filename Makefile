@@ -49,7 +49,7 @@ LONG := tests/both_ways $(addprefix tests/proof/test_,ledger_world.py mutants.py
     plays_notice_an_alert_that_is_spoiled) \
   tests/project/test_examples.py tests/cli/test_doctor.py::test_doctor_says_one_line_a_fact
 
-.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants promela source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled sglang test-sglang nightly-sglang lmcache test-lmcache nightly-lmcache nightly-findings model test-model nightly-model bench-model test-mooncake bench-mooncake spec docs format clean
+.PHONY: help run test check unit compiled test-compiled test-sanitized bench-compiled wheels types lint explore mutants promela source-mutants bench test-gpu bench-gpu vllm test-vllm nightly-vllm bench-vllm bench-vllm-compiled vllm-watched vllm-behaviour vllm-types sglang test-sglang nightly-sglang lmcache test-lmcache nightly-lmcache nightly-findings model test-model nightly-model bench-model test-mooncake bench-mooncake spec docs format clean
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -144,10 +144,17 @@ test-vllm: $(VENV)/.dev vllm  ## our tests under vLLM's real scheduler; 0.33.0's
 	@for release in $(VLLM); do \
 	  $(AGAIN) -m tests.vllm.run --ours $$release $(SPREAD) $(ARGS) || exit 1; \
 	done
+	@$(MAKE) --silent -j2 --output-sync vllm-watched vllm-behaviour vllm-types
+
+vllm-watched:
 	@$(AGAIN) -m tests.vllm.run 0.33.0 -q -p watched $(OFFLOADING) tests/v1/simple_kv_offload $(TIERING)
+
+vllm-behaviour:
 	@for release in $(filter $(TAKEN),$(VLLM)); do \
 	  $(AGAIN) -m tests.vllm.run $$release -q -p behaviour $(OFFLOADING)/test_scheduler.py || exit 1; \
 	done
+
+vllm-types:
 	@$(BIN)/python -m tests.vllm.run --types $(firstword $(VLLM))
 
 nightly-vllm: $(VENV)/.dev  ## the same in seven releases, the tables of seed bugs and of planted ones, a thousand runs with random features, and a million steps under the watch: hours

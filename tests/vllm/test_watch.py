@@ -15,8 +15,9 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from attrs import evolve
@@ -31,6 +32,8 @@ from tests.vllm.rig import GroupSpec, Rig, WorldSpec
 from tests.vllm.traffic import QUIET, Traffic
 from tests.vllm.watched import BUGS, Bug, run_seed
 from tests.vllm.worlds import Connector
+
+TestT = TypeVar("TestT", bound=Callable[..., None])
 
 ROOT = Path(__file__).parents[2]
 COUNT, STRICT = Options(mode=WatchMode.COUNT), Options(mode=WatchMode.STRICT)
@@ -163,11 +166,19 @@ def run(program: str, *words: str, settings: Mapping[str, str]) -> subprocess.Co
         return subprocess.run(command, cwd=ROOT, env={**around, **settings}, capture_output=True, text=True, check=False)
 
 
+def with_a_vllm_of_its_own(test: TestT) -> TestT:
+    """Such a test imports all of vLLM once more, which takes long: of older releases it runs at night."""
+    if versions.minor_of(RELEASE) != versions.minor_of(versions.SUPPORTED[-1]):
+        pytest.mark.slow(test)
+    return test
+
+
 def lines(text: str) -> list[str]:
     """Those that the watch has said."""
     return [line for line in text.splitlines() if "blocklife watch: " in line]
 
 
+@with_a_vllm_of_its_own
 def test_vllm_leaves_the_watch_alone_unless_it_is_asked_for() -> None:
     """The entry point is there, and does nothing."""
     ran = run(PLAYED, STORY, settings={})
@@ -176,6 +187,7 @@ def test_vllm_leaves_the_watch_alone_unless_it_is_asked_for() -> None:
     assert json.loads(ran.stdout)["report"] is None
 
 
+@pytest.mark.slow
 def test_vllm_logs_one_line_when_asked_to() -> None:
     """Rule, step, block, life and request; the engine goes on."""
     ran = run(PLAYED, STORY, settings={"BLOCKLIFE_WATCH": "log"})
@@ -230,6 +242,7 @@ if __name__ == "__main__":
 """
 
 
+@with_a_vllm_of_its_own
 def test_the_process_that_serves_shows_what_the_engine_core_counts(tmp_path: Path) -> None:
     """As under a plain ``vllm serve``: the server loads the plug-in and starts the engine core, whose counts it shows."""
     program = tmp_path / "served.py"
@@ -252,6 +265,7 @@ def test_the_process_that_serves_shows_what_the_engine_core_counts(tmp_path: Pat
         assert line.endswith("(count); its counts are in the metrics of the process that started it")
 
 
+@with_a_vllm_of_its_own
 def test_vllm_falls_with_the_story_when_the_watch_is_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rule, block, life, last events with their steps and requests, and a command that draws it; the command works."""
     path = tmp_path / "run-{pid}.jsonl"
@@ -280,6 +294,7 @@ ConnectorRig(ROOMY)
 """
 
 
+@with_a_vllm_of_its_own
 @pytest.mark.skipif(not versions.is_supported(RELEASE), reason="our connector does not know this release")
 def test_vllm_says_that_our_own_connector_is_not_watched() -> None:
     """One line more than the one that the watch is on: nobody takes its silence for a run without faults."""
@@ -359,6 +374,7 @@ traffic.run(30)
 """
 
 
+@with_a_vllm_of_its_own
 @pytest.mark.parametrize("way", ["falls", "ctrl-c"])
 def test_a_process_that_ends_within_a_step_leaves_a_recording(
     way: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
