@@ -8,8 +8,9 @@ and BLOCKLIFE_NIXL names the folder.
 
 NIXL keeps the blocks of a computed prompt for a lease, of 30 seconds if nothing else is said, and the reader isn't told that it
 has ended: what it then reads are the blocks of others, and the answer is wrong with status 200. A slow machine is enough for
-that, so that the lease here is an hour; what a short one does to NIXL alone is shown below. With leases that long, and a device
-of 26 blocks for 24 prompts, NIXL alone once stood still, so that the server that computes has room for all prompts.
+that, so that the lease here is an hour; what a short one does, to NIXL alone and beside ours, is shown below. With leases that
+long, and a device of 26 blocks for 24 prompts, NIXL alone once stood still, so that the server that computes has room for all
+prompts.
 """
 
 from __future__ import annotations
@@ -99,10 +100,10 @@ async def counted(session: ClientSession, name: str) -> float:
     return (await metrics(session))[f"vllm:{name}", frozenset()]
 
 
-async def forget(session: ClientSession) -> None:
-    """Empty the device's prefix cache, as soon as no copy holds a block."""
+async def forget(session: ClientSession, *, host: bool = False) -> None:
+    """Empty the device's prefix cache, as soon as no copy holds a block, and that of the *host*."""
     while True:
-        async with session.post("/reset_prefix_cache") as response:
+        async with session.post("/reset_prefix_cache", params={"reset_external": str(host).lower()}) as response:
             if json.loads(await response.text())["success"]:
                 return
         await asyncio.sleep(0.1)
@@ -131,6 +132,23 @@ def test_a_lease_that_ends_gives_nixl_alone_the_blocks_of_others() -> None:
             assert await counted(other, "nixl_num_failed_transfers_total") == 0
 
     with servers_with([nixl(lease_s=1)], DEVICE[MODEL]) as servers:
+        asyncio.run(story(servers))
+
+
+def test_what_came_under_an_ended_lease_stays_in_host_memory_until_that_is_emptied() -> None:
+    """Nobody is told, so ours keeps it under the keys of what should have come. The one that computes has what is right."""
+    right = [reference(MODEL)[ask.name] for ask in ASKS]
+
+    async def story(servers: tuple[Server, Server]) -> None:
+        async with client(servers[0]) as one, client(servers[1]) as other:
+            assert await asyncio.gather(*(sent(one, other, ask) for ask in ASKS)) != right
+            assert await counted(one, "nixl_num_kv_expired_reqs_total") > 0
+            for session, emptied in ((one, False), (other, False), (other, True)):
+                await forget(session, host=emptied)
+                said = await asyncio.gather(*(answered(session, MODEL, ask) for ask in ASKS))
+                assert (said == right) is (session is one or emptied)
+
+    with servers_with([nixl(lease_s=1), OURS], DEVICE[MODEL]) as servers:
         asyncio.run(story(servers))
 
 
