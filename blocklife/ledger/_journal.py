@@ -180,7 +180,7 @@ class Journal:
     def listen(self, listener: ContentListener, stored: bool) -> None:
         """The same for code of this package: it is called after each verb, for all its slots, and only takes notes.
 
-        Without *stored* it may be called of content that is gone alone.
+        Without *stored* it hears only of content that is gone, unless another listener or a watcher hears of both.
         """
         self.core.watched |= WITHDRAWS | PUBLISHES * stored
         self.listeners = (*self.listeners, listener)

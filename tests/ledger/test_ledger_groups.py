@@ -731,21 +731,20 @@ def test_watcher_hears_of_one_twin() -> None:
         assert heard == [(True, 0, 0, b"k")]
 
 
-def test_who_asks_for_what_is_gone_alone_hears_nothing_else() -> None:
-    """Unless another listener asks for all; a watcher, whoever listens beside it, hears of both."""
-    for beside in ("nobody", "a listener", "a watcher"):
-        ledger = make_ledger()
-        gone: list[tuple[bool, int, int, bytes]] = []
-        told: list[tuple[bool, list[int]]] = []
-        if beside == "a watcher":
-            ledger.slots.watch(lambda stored, slots, told=told: told.append((stored, [*slots])))  # type: ignore[misc]
-        ledger.slots.note(gone.extend, stored=False)
-        every = watched(ledger) if beside == "a listener" else gone
-        _, job = in_flight(ledger)
-        ledger.complete(report(job))
-        ledger.evict([0])
+@pytest.mark.parametrize("beside", ["nobody", "a listener", "a watcher"])
+def test_listener_to_what_is_gone_hears_of_what_became_readable_only_if_somebody_else_does(beside: str) -> None:
+    ledger = make_ledger()
+    told: list[bool] = []
+    if beside == "a watcher":
+        ledger.slots.watch(lambda stored, _: told.append(stored))
+    elif beside == "a listener":
+        ledger.slots.note(lambda changes: told.extend(stored for stored, *_ in changes))
+    heard: list[tuple[bool, int, int, bytes]] = []
+    ledger.slots.note(heard.extend, stored=False)
+    _, job = in_flight(ledger)
+    ledger.complete(report(job))
+    ledger.evict([0])
 
-        assert gone[-1] == (False, 0, 0, b"k")
-        assert len(gone) == (1 if beside == "nobody" else 2)
-        assert len(every) == len(gone)
-        assert told == ([(True, [0]), (False, [0])] if beside == "a watcher" else [])
+    gone = (False, 0, 0, b"k")
+    assert heard == ([gone] if beside == "nobody" else [(True, 0, 0, b"k"), gone])
+    assert told == ([] if beside == "nobody" else [True, False])
