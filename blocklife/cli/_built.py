@@ -25,6 +25,7 @@ KERNEL = (
     "core._plans",
     "core._progress",
     "core._steps",
+    "core._visits",
 )
 """Straight loops over columns. Their numbers are C numbers where they are compiled: types of columns and arguments stand in the
 ``.pxd`` beside each, and those of names are inferred from them."""

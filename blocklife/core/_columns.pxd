@@ -62,7 +62,7 @@ cdef class Contents(Marked):
 
     @cython.locals(own=dict)
     cpdef int find(self, int group, bytes key) except -1
-    @cython.locals(own=dict, found=int)
+    @cython.locals(own=dict, found=int, new=int)
     cpdef int intern(self, int group, bytes key) except -1
     cpdef grow(self)
     cpdef int let_go(self, int content) except -1

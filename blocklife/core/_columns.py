@@ -233,17 +233,16 @@ class Contents(Marked):
     def intern(self, group: int, key: bytes) -> int:
         """The number of a content, a new one if it has none."""
         own = self.known[group]
-        found = own.get(key, 0)
-        if found:
+        new = self.spare[len(self.spare) - 1] if self.spare else self.top
+        found = own.setdefault(key, new)
+        if found != new:
             return found
         if self.spare:
-            found = self.spare.pop()
+            self.spare.pop()
         else:
-            found = self.top
             self.top += 1
             if found >= self.size:
                 self.grow()
-        own[key] = found
         self.key[found] = key
         self.group[found] = group
         return found
@@ -540,6 +539,8 @@ class StepRing:
     ``what`` is the event's number (`_tables.EVENTS`) and the row, ``place`` a block, slot, number of a job or row of a request,
     ``job`` the number of the job that caused it, ``sequence`` the step in which several places move together. ``names`` has the
     request of an entry of a request.
+    Invariant: ``heard`` says of each row, by event and row, whether a hook wants it; that of row 0, which is none, whether one
+    wants any row of the event.
     """
 
     def __init__(self, size: int) -> None:

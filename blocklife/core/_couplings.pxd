@@ -30,6 +30,7 @@ cpdef int end_orphans(Core core, bint flushes) except -1
 cpdef int flush(Core core, int row, str cause) except -1
 cpdef int release_ids(Core core, int count) except -1
 cpdef int release_all(Core core, int row) except -1
+cpdef int choose_held(Core core, int table) except -1
 cpdef int give_up(Core core, int row, int event) except -1
 cpdef int give_up_job(Core core, int row) except -1
 cpdef int check_room_for_jobs(Core core, int count) except -1

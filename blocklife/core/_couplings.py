@@ -155,20 +155,26 @@ def release_ids(core: Core, count: int) -> int:
 
 def release_all(core: Core, row: int) -> int:
     """Let go of everything that a request holds; the last block of a table is handed out again first."""
-    blocks, requests = core.blocks, core.requests
+    requests = core.requests
     for table in range(row * core.num_groups, (row + 1) * core.num_groups):
-        length, begin, count = requests.length[table], requests.begin[table], 0
-        if length:
-            core.make_room(length)
-            ids = core.ids
-            for back in range(length):
-                life = requests.lives[begin + length - 1 - back]
-                if life and blocks.is_current(life):
-                    ids[count] = life & ID_MASK
-                    count += 1
-            release_ids(core, count)
+        if requests.length[table]:
+            release_ids(core, choose_held(core, table))
         requests.clear(table)
     return 0
+
+
+def choose_held(core: Core, table: int) -> int:
+    """Put the blocks that a table holds into ``ids``, the last first; returns how many."""
+    blocks, requests, count = core.blocks, core.requests, 0
+    last = requests.begin[table] + requests.length[table] - 1
+    core.make_room(requests.length[table])
+    ids = core.ids
+    for back in range(requests.length[table]):
+        life = requests.lives[last - back]
+        if life and blocks.is_current(life):
+            ids[count] = life & ID_MASK
+            count += 1
+    return count
 
 
 def give_up(core: Core, row: int, event: int) -> int:

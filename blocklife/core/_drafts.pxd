@@ -23,6 +23,7 @@ cpdef int check_job(Core core) except -1
 cpdef int tear_up_all(Core core, drafted) except -1
 cpdef list make_jobs(Core core, drafted)
 cpdef int check_draft(Core core) except -1
+cpdef int check_slots(Core core) except -1
 cpdef int check_unstored(Core core) except -1
 cpdef int check_names(Core core) except -1
 cpdef int check_load(Core core, int row) except -1

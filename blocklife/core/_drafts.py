@@ -216,15 +216,9 @@ def make_jobs(core: Core, drafted: Sequence[tuple[int, ...]]) -> list[int]:
 
 def check_draft(core: Core) -> int:
     """The lives of the draft are current, of their groups, and not marked yet; its slots exist, and neither are they."""
-    jobs, blocks, slots = core.jobs, core.blocks, core.slots
-    mark, slot_mark = blocks.stamp, slots.stamp
-    for at in range(jobs.slot_begin[0], jobs.slot_begin[0] + jobs.num_slots[0]):
-        slot = jobs.slot[at]
-        if slot < 0 or slot >= slots.size:
-            raise KernelRefusal(Why.NO_SLOT, slot)
-        if slots.seen[slot] == slot_mark:
-            raise KernelRefusal(Why.TWICE, slot, 1)
-        slots.seen[slot] = slot_mark
+    jobs, blocks = core.jobs, core.blocks
+    mark = blocks.stamp
+    check_slots(core)
     for at in range(jobs.begin[0], jobs.begin[0] + jobs.num_blocks[0]):
         place = jobs.place[at]
         if place <= 0 or place >= blocks.size:
@@ -236,6 +230,20 @@ def check_draft(core: Core) -> int:
             raise KernelRefusal(Why.LIFE_IS_OVER, place, life_of(jobs.epoch[at], place))
         if blocks.group[place] != jobs.group[at]:
             raise KernelRefusal(Why.OTHER_GROUP, place, jobs.group[at])
+    return 0
+
+
+def check_slots(core: Core) -> int:
+    """The slots of the draft exist, and are not marked yet."""
+    jobs, slots = core.jobs, core.slots
+    mark = slots.stamp
+    for at in range(jobs.slot_begin[0], jobs.slot_begin[0] + jobs.num_slots[0]):
+        slot = jobs.slot[at]
+        if slot < 0 or slot >= slots.size:
+            raise KernelRefusal(Why.NO_SLOT, slot)
+        if slots.seen[slot] == mark:
+            raise KernelRefusal(Why.TWICE, slot, 1)
+        slots.seen[slot] = mark
     return 0
 
 

@@ -340,6 +340,8 @@ def hear(core: Core, move: PlaceMove, count: int, job: int) -> int:
     journal, heard, code = core.journal, core.journal.heard, move.code << 8
     ids = core.slot_ids if move.of_slots else core.ids
     taken = core.slot_rows if move.of_slots else core.rows
+    if not heard[code]:
+        return 0
     for at in range(count):
         if heard[code | taken[at]]:
             break

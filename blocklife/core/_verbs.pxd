@@ -42,6 +42,8 @@ cpdef int release_lives(Core core, lives) except -1
 cpdef long long reopen(Core core, int row, int group, int position, int place) except -1
 @cython.locals(block=cython.longlong)
 cpdef int place(Core core, rows, groups, taken, fresh) except -1
+@cython.locals(block=cython.longlong)
+cpdef int append_fresh(Core core, int row, int group, own) except -1
 @cython.locals(place=int)
 cpdef list lives_in(Core core, list places)
 @cython.locals(block=cython.longlong)

@@ -406,7 +406,6 @@ def place(
 
     0 stands for a position without a block. Handed out, and in one table, a block comes once.
     """
-    blocks = core.blocks
     held: list[int] = []
     count = choose_fresh(core, fresh)
     for own in taken:
@@ -423,15 +422,21 @@ def place(
     for each in range(len(rows)):
         append_hits(core, rows[each] * core.num_groups + groups[each], taken[each])
     for each in range(len(rows)):
-        table, own = rows[each] * core.num_groups + groups[each], fresh[each]
-        core.requests.reserve(table, len(own))
-        end = core.requests.begin[table] + core.requests.length[table]
-        for at in range(len(own)):
-            block = own[at]
-            if block:
-                blocks.group[block] = groups[each]
-            core.requests.lives[end + at] = blocks.life(block) if block else 0
-        core.requests.length[table] += len(own)
+        append_fresh(core, rows[each], groups[each], fresh[each])
+    return 0
+
+
+def append_fresh(core: Core, row: int, group: int, own: Sequence[int]) -> int:
+    """Put blocks that the engine has handed out, and positions without a block, behind a table."""
+    blocks, requests, table = core.blocks, core.requests, row * core.num_groups + group
+    requests.reserve(table, len(own))
+    end = requests.begin[table] + requests.length[table]
+    for at in range(len(own)):
+        block = own[at]
+        if block:
+            blocks.group[block] = group
+        requests.lives[end + at] = blocks.life(block) if block else 0
+    requests.length[table] += len(own)
     return 0
 
 

@@ -17,6 +17,8 @@ cdef class Checks:
 
     @cython.locals(row=int)
     cpdef int request(self, request) except -1
+    @cython.locals(row=int)
+    cpdef newcomer(self, request)
     cpdef group(self, group)
     cpdef int job(self, name) except -1
     cpdef tuple reports(self, list completions)

@@ -17,7 +17,7 @@ from blocklife.core._couplings import broken_pair
 from blocklife.core._refused import BrokenPair
 from blocklife.core._tables import FINISHED, J_FINISH
 from blocklife.core._verbs import are_apart
-from blocklife.errors import InvariantError, LateError, MisuseError
+from blocklife.errors import CapacityError, InvariantError, LateError, MisuseError
 from blocklife.ledger import _edge as edge
 from blocklife.ledger._ids import EPOCH_SHIFT, ID_MASK, NULL
 from blocklife.ledger._limits import Checking
@@ -53,6 +53,15 @@ class Checks:
             edge.text(request, "request")
             raise edge.unknown(request)
         return row
+
+    def newcomer(self, request: str) -> None:
+        """The name of no request, and there is room for one more."""
+        requests = self._core.requests
+        row = requests.by_name.get(request, -1)
+        if row >= 0 and requests.state[row] != FINISHED:
+            raise MisuseError(f"request {request}: it is known already (finish it first)")
+        if requests.live >= self._core.max_requests:
+            raise CapacityError(f"all {self._core.max_requests} requests are in use; finish one first (max_requests)")
 
     def group(self, group: int) -> None:
         """One of the groups of this ledger."""

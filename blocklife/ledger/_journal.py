@@ -106,6 +106,7 @@ class Journal:
             flags = self.hooks.wanted.get(machine)
             for row in MACHINES[machine].events[event].rows if flags else ():
                 ring.heard[code << 8 | row.index] = flags[row.index] if flags else 0
+                ring.heard[code << 8] |= ring.heard[code << 8 | row.index]
 
     def history(self, machine: str, place: int) -> list[str]:
         """`JournalView.history`; `MisuseError` if no machine has this name."""

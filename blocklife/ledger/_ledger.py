@@ -186,10 +186,7 @@ class Ledger(edge.NotCopied):
     @verb
     def add_request(self, request: str) -> None:
         """Add a request; it is WAITING. Refuses a name in use, and more than ``max_requests`` requests."""
-        if self._core.requests.by_name.get(edge.text(request, "request"), -1) >= 0 and request in self.requests:
-            raise MisuseError(f"request {request}: it is known already (finish it first)")
-        if self._core.requests.live >= self.limits.max_requests:
-            raise CapacityError(f"all {self.limits.max_requests} requests are in use; finish one first (max_requests)")
+        self._check.newcomer(edge.text(request, "request"))
         verbs.add_request(self._core, request)
 
     @verb

@@ -4,6 +4,7 @@ cimport cython
 cimport blocklife.core._plans as plans
 cimport blocklife.core._steps as steps
 cimport blocklife.core._verbs as verbs
+cimport blocklife.core._visits as visits
 cimport blocklife.ledger._edge as edge
 from blocklife.core._columns cimport Core
 from blocklife.core._progress cimport EntrySpans, TokenProgress

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from blocklife.core import _plans as plans
 from blocklife.core import _steps as steps
 from blocklife.core import _verbs as verbs
+from blocklife.core import _visits as visits
 from blocklife.core._progress import EntrySpans, Span, TokenProgress
 from blocklife.core._steps import StepGrowth, StoreTurn
 from blocklife.core._tables import STORE
@@ -217,6 +218,31 @@ class RowVerbs:
         """`Ledger.plan_store` for stores given as columns, which the ledger keeps; returns the numbers of the jobs."""
         rows = self._planning.columns(STORE, edge.columns(stores, "stores", self._core.num_groups))
         return [self._core.jobs.number[row] for row in rows]
+
+    # --- visits -------------------------------------------------------------------------------------------------------------
+
+    @verb
+    def visit_to_store(self, request: str, blocks: list[int], keys: list[bytes], slots: list[int]) -> int:
+        """A request comes with blocks that its engine has handed out, to store their content; all or none.
+
+        Edges: as `Ledger.add_request`, `observe_place`, `seal` and `plan_store`. Returns the number of the job.
+        """
+        self._check.newcomer(request)
+        return self._core.jobs.number[visits.store(self._core, request, blocks, keys, slots)]
+
+    @verb
+    def visit_to_load(self, request: str, blocks: list[int], slots: list[int]) -> int:
+        """A request comes with blocks that its engine has handed out, to be filled from slots; all or none.
+
+        Edges: as `Ledger.add_request`, `observe_place` and `plan_load`. Returns the number of the job.
+        """
+        self._check.newcomer(request)
+        return self._core.jobs.number[visits.load(self._core, request, blocks, slots)]
+
+    @verb
+    def leave(self, request: str) -> None:
+        """A visit is over, and what its blocks keep is forgotten. Edges: as `Ledger.finish`, then `Ledger.drop`."""
+        visits.leave(self._core, self._check.request(request))
 
     # --- requests and blocks by name ----------------------------------------------------------------------------------------
 

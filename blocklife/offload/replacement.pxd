@@ -32,9 +32,10 @@ cdef class Arc:
     cdef list _names, _leaving
     cdef set _chosen
 
+    @cython.locals(slot=Py_ssize_t, once=SlotOrder, again=SlotOrder, may_return=bint)
     cpdef insert(self, slots, names)
     cpdef touch(self, slots)
     cpdef remove(self, Py_ssize_t slot)
-    cpdef _call(self, Py_ssize_t slot, name)
+    cdef int _call(self, Py_ssize_t slot, name) except -1
     cpdef _bury(self)
     cpdef _trim(self)

@@ -222,18 +222,17 @@ class Arc:
 
     def insert(self, slots: Sequence[int], names: Sequence[Name]) -> None:
         """Cases II to IV of the paper: names with a ghost go to T2 and adapt p, new ones go to T1."""
-        once_ghosts, again_ghosts = self._once_ghosts, self._again_ghosts
+        once, again, may_return = self._once, self._again, bool(self._once_ghosts or self._again_ghosts)
         for slot, name in zip(slots, names, strict=True):
-            self._again.drop(slot)
-            if not (once_ghosts or again_ghosts) or (name not in once_ghosts and name not in again_ghosts):
-                self._once.push(slot)
-                self._call(slot, name)
-                continue
-            ghosts = once_ghosts if name in once_ghosts else again_ghosts
-            self._target = self._adapted(self._target, ghosts, len(once_ghosts), len(again_ghosts))
-            del ghosts[name]
-            self._once.drop(slot)
-            self._again.push(slot)
+            again.drop(slot)
+            ghosts = self._ghosts_of(name) if may_return else None
+            if ghosts is None:
+                once.push(slot)
+            else:
+                self._target = self._adapted(self._target, ghosts, len(self._once_ghosts), len(self._again_ghosts))
+                del ghosts[name]
+                once.drop(slot)
+                again.push(slot)
             self._call(slot, name)
         self._bury()
 

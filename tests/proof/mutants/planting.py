@@ -40,7 +40,7 @@ from typing import Any, TypeAlias
 
 from attrs import frozen
 
-from blocklife.core import _columns, _couplings, _moves, _plans, _verbs
+from blocklife.core import _columns, _couplings, _moves, _plans, _verbs, _visits
 from blocklife.core import _steps as _core_steps
 from blocklife.core._progress import TokenProgress
 from blocklife.core._rules import PlaceMove
@@ -287,7 +287,7 @@ def _patched(changes: Sequence[tuple[object, str, object]]) -> Undo:
 
 _Owner: TypeAlias = "type | ModuleType"
 _KERNEL: tuple[_Owner, ...] = (
-    _moves, _couplings, _verbs, _plans, _core_steps,
+    _moves, _couplings, _verbs, _plans, _core_steps, _visits,
     *(_columns.Core, _columns.Blocks, _columns.Slots, _columns.Contents, _columns.TransferJobs, _columns.Requests),
 )  # fmt: skip
 _OWNERS: tuple[_Owner, ...] = (

@@ -23,24 +23,20 @@ from blocklife.ledger import (
     Completion,
     Contract,
     Direction,
-    GroupTransfer,
     JobId,
     Jobs,
     Launched,
     Ledger,
     LedgerTransition,
     Limits,
-    Placement,
     Plan,
-    Store,
 )
-from blocklife.ledger._ids import Lives
 from blocklife.ledger._limits import MAX_REQUESTS
 from blocklife.ledger.jobs import Planned
 from blocklife.offload import BelowIndex, BelowPolicies, HostTier
 from blocklife.offload._below import TierBelow
 from blocklife.offload._lookup import Answer
-from blocklife.states import REVIVABLE, TERMINAL, Job
+from blocklife.states import TERMINAL, Job
 
 MAX_STORES = 1 << 12
 """The most stores that are out at once in one memory; the rest of its jobs is for loads. A job that is over names its content
@@ -69,8 +65,6 @@ class LinkedCopy:
     blocks: Sequence[int] = ()
     job: JobId | None = None
     direction: Direction = Direction.STORE
-    sealed: Lives = field(factory=list)
-    """The lives of the blocks of a store, whose content has its keys."""
     life: LinkedCopyLife = field(factory=LinkedCopyLife)
 
     @property
@@ -114,6 +108,7 @@ class LinkedMemory:
             indexed=False,
             errors="raise",  # its hooks are those below: an error in them is ours, and must not be passed over
         )
+        self._rows = self.ledger._rows
         self.tier = HostTier(self.ledger, policy, max_events=0)
         self.below = None if index is None else TierBelow(
             self.ledger, self.tier, index, below or BelowPolicies(), bytearray(b"\1") * limits.num_slots, [1]
@@ -205,35 +200,29 @@ class LinkedMemory:
         ledger, name = self.ledger, self._name("store")
         if ledger.jobs.live >= MAX_STORES or len(ledger.requests) >= MAX_REQUESTS - MAX_STORES:
             return self._declined(copy)
-        ledger.add_request(name)
-        try:
-            held = ledger.observe_place(name, [Placement(allocated=blocks)])[0]
-            # Of a prefix the end is of no use without the beginning: the policy sees the beginning as used last.
-            slots = self._reserve(name, keys, there)
-            if slots is None:
-                ledger.finish(name)
-                return self._declined(copy)
-            sealed = ledger.seal(held, keys)
-            copy.sealed = sealed.lives
-            jobs = ledger.plan_store(Store.of(sealed, slots[::-1], keys, owner=name))
-        except Exception:
-            ledger.finish(name)
-            ledger.drop(copy.sealed)
-            raise
-        copy.name, copy.blocks, copy.job = name, blocks, jobs.ids[0]
-        self._by_job[copy.job.number] = copy
-        return copy
+        slots = self._reserve(name, keys, there)
+        if slots is None:
+            return self._declined(copy)
+        return self._begun(copy, name, blocks, self._rows.visit_to_store(name, [*blocks], [*keys], slots))
 
     def _reserve(self, name: str, keys: Sequence[bytes], there: list[int]) -> list[int] | None:
         """Slots for the keys of a node, none of them at the expense of what its node has there; None if there is no room."""
+        # Of a prefix the end is of no use without the beginning: the policy sees the beginning as used last.
         names = [(_GROUP, key) for key in reversed(keys)]
-        if not there:
-            return self.tier.reserve(names)
-        self.ledger.pin(name, there)
+        if there:
+            self.ledger.pin(name, there)
         try:
-            return self.tier.reserve(names)
+            slots = self.tier.reserve(names)
         finally:
-            self.ledger.unpin(name, there)
+            if there:
+                self.ledger.unpin(name, there)
+        return None if slots is None else slots[::-1]
+
+    def _begun(self, copy: LinkedCopy, name: str, blocks: Sequence[int], job: int) -> LinkedCopy:
+        """A copy of these blocks is planned."""
+        copy.name, copy.blocks, copy.job = name, blocks, JobId(self.ledger.incarnation, job)
+        self._by_job[job] = copy
+        return copy
 
     def _declined(self, copy: LinkedCopy) -> LinkedCopy:
         copy.life.lose()
@@ -245,18 +234,10 @@ class LinkedMemory:
 
         Refuses: a block that another copy holds, which SGLang must not hand out.
         """
-        ledger, name = self.ledger, self._name("load", rid)
-        slots = ledger.slots.prefix(keys)
-        ledger.add_request(name)
-        try:
-            held = ledger.observe_place(name, [Placement(allocated=blocks)])[0]
-            jobs = ledger.plan_load(name, GroupTransfer(held, slots))
-        except Exception:
-            ledger.finish(name)
-            raise
+        name, slots = self._name("load", rid), self.ledger.slots.prefix(keys)
+        job = self._rows.visit_to_load(name, [*blocks], slots)
         self.tier.touch(reversed(slots))
-        copy = self._by_job[jobs.ids[0].number] = LinkedCopy(self, name, blocks, jobs.ids[0], Direction.LOAD)
-        return copy
+        return self._begun(LinkedCopy(self, direction=Direction.LOAD), name, blocks, job)
 
     def give_up(self, copy: LinkedCopy) -> None:
         """A copy is over, or is planned and then not made. Nothing is left of it. Needs: `check_idle`."""
@@ -282,14 +263,7 @@ class LinkedMemory:
         """The engine takes the outcome of a copy that is over, and its pages."""
         copy.life.take()
         if copy.name in self.ledger.requests:
-            self.ledger.finish(copy.name)
-            # SGLang does what it wants with these blocks: what is known of them is over
-            self.ledger.drop(copy.sealed if copy.direction is Direction.STORE else self._loaded(copy.blocks))
-
-    def _loaded(self, blocks: Sequence[int]) -> list[int]:
-        """The lives of those of some blocks that a load has given their content."""
-        view = self.ledger.blocks
-        return [view.life(block) for block in blocks if view.state(block) in REVIVABLE]
+            self._rows.leave(copy.name)  # SGLang does what it wants with these blocks: what is known of them is over
 
     # --- plans and reports --------------------------------------------------------------------------------------------------
 
