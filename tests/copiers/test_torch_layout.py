@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -188,6 +189,18 @@ def test_runs_stay_apart_where_pages_do_not_fill_their_rows() -> None:
     assert pages.nbytes.tolist() == [4, 4, 4, 4]
     assert pages.layer.tolist() == [0, 0, 1, 1]
     assert (pages.target - pages.target[0]).tolist() == [0, 8, 4, 12]
+
+
+@pytest.mark.parametrize("direction", ON_DEVICE)
+def test_runs_are_made_by_who_looks_at_them(direction: Direction) -> None:
+    """How many there are, of how many bytes, and that they are one part, is known before: a thread that launches makes them."""
+    cache = KvCache([[layer(1_000, 4, torch.float16), layer(1_000, 2, torch.float16)]])
+    pages = runs(CopyLayout(cache, rows(cache, 2_000)), shuffled(direction))
+    with mock.patch.object(CopyLayout, "_columns", side_effect=AssertionError("made too early")):
+        assert (len(pages), pages.total) == (2_000, 12_000)
+        assert [*pages.parts(12_000, 2_000)] == [pages]
+
+    assert pages.nbytes.tolist() == [8] * 1_000 + [4] * 1_000
 
 
 @given(st.lists(st.integers(1, 5_000), max_size=30), st.integers(300, 9_000), st.integers(1, 8))

@@ -440,6 +440,24 @@ def test_a_load_that_is_fenced_is_waited_for() -> None:
     assert rig.device.findings == []
 
 
+@pytest.mark.parametrize("knows", ["both", "the first"])
+def test_several_streams_of_the_engine_are_ordered_at_once(knows: str) -> None:
+    """Copies come after what each was given, and before what each is given next."""
+    rig = Rig()
+    side = rig.device.stream("side", copies=False)
+    engines = (None, side) if knows == "both" else (None,)
+    rig.device.engine.kernel("forward", (), rig.spans([1]))
+    side.kernel("forward beside", (), rig.spans([2]))
+    rig.copier.computed(engines)
+    rig.launch(STORE, [1, 2], [1, 2])
+    rig.launch(LOAD, [3, 4], [3, 4])
+    rig.copier.before_forward(engines, [3, 4])
+    rig.device.engine.kernel("next", rig.spans([3]))
+    side.kernel("next beside", rig.spans([4]))
+
+    assert len(rig.device.findings) == (0 if knows == "both" else 2)
+
+
 @pytest.mark.parametrize("direction", [STORE, LOAD])
 @pytest.mark.parametrize("behind", [True, False])
 def test_a_copy_behind_the_forward_pass_runs_beside_it(behind: bool, direction: Direction) -> None:

@@ -22,6 +22,7 @@ from tests.programs import importing, with_fixed_hashes
 from tests.sglang.worlds import WorldSpec
 
 with importing("tests.sglang.linker_figures", __name__):
+    from blocklife.engines.sglang.linker import BlocklifeLinker
     from tests.sglang import copies, device
     from tests.sglang import linked as linked_room
     from tests.sglang.engine import Engine
@@ -69,14 +70,6 @@ def computed(spec: WorldSpec, seed: int) -> int:
     return total
 
 
-class IdleLinker(BlindLinker):
-    """A linker that does nothing: what SGLang's own calls of a linker cost."""
-
-    def offload(self, transfers: list[Any], session_id: str | None = None) -> bool:
-        """Take nothing."""
-        return False
-
-
 class Stopwatch:
     """The time of this thread within some calls, in nanoseconds, without that within others."""
 
@@ -111,14 +104,26 @@ class Stopwatch:
         return run
 
 
+CALLS = (
+    *("num_completed_offloads", "pop_completed_offload", "lookup", "load", "cancel_queued_load", "offload"),
+    *("start_layer_wise_loading", "finish_layer_wise_loading"),
+)
+"""What SGLang calls in the linker."""
+
+
 @contextmanager
-def timed(watch: Stopwatch) -> Iterator[None]:
-    """The calls of SGLang's scheduler count, without the device of the rig and its copies."""
-    wraps: list[tuple[type, str, Wrap]] = [(Engine, name, watch.counted) for name in ("plan", "process", "launched")]
-    wraps += [(linked_room.LateStream, "copy", watch.left_out), (device.Stream, "advance", watch.left_out)]
-    wraps.append((device.Device, "run_until", watch.left_out))
+def timed(whole: Stopwatch, ours: Stopwatch) -> Iterator[None]:
+    """The calls of SGLang's scheduler count, and of these what the linker does, but not the rig's device and its copies."""
+
+    def left_out(call: Callable[..., Any]) -> Callable[..., Any]:
+        return whole.left_out(ours.left_out(call))
+
+    wraps: list[tuple[type, str, Wrap]] = [(Engine, name, whole.counted) for name in ("plan", "process", "launched")]
+    wraps += [(BlocklifeLinker, name, ours.counted) for name in CALLS]
+    wraps += [(linked_room.LateStream, "copy", left_out), (device.Stream, "advance", left_out)]
+    wraps.append((device.Device, "run_until", left_out))
     kernels, before = copies.KERNELS, [getattr(owner, name) for owner, name, _ in wraps]
-    copies.KERNELS = tuple([watch.left_out(kernel) for kernel in kernels])  # type: ignore[assignment]
+    copies.KERNELS = tuple([left_out(kernel) for kernel in kernels])  # type: ignore[assignment]
     for (owner, name, wrap), call in zip(wraps, before, strict=True):
         setattr(owner, name, wrap(call))
     try:
@@ -129,10 +134,10 @@ def timed(watch: Stopwatch) -> Iterator[None]:
             setattr(owner, name, call)
 
 
-def step_cost(spec: WorldSpec, seed: int) -> float:
-    """Microseconds of a step of the scheduler, for 40 requests that share six prefixes."""
-    watch, rng = Stopwatch(), Random(seed)
-    with timed(watch):
+def step_cost(spec: WorldSpec, seed: int) -> tuple[float, float]:
+    """Microseconds of a step of the scheduler, and of it in the linker, for 40 requests that share six prefixes."""
+    whole, ours, rng = Stopwatch(), Stopwatch(), Random(seed)
+    with timed(whole, ours):
         rig = Rig(spec, seed)
         families = [[rng.randrange(10, 1000) for _ in range(480)] for _ in range(6)]
         for _ in range(40):
@@ -143,26 +148,29 @@ def step_cost(spec: WorldSpec, seed: int) -> float:
         rig.drain()
     if rig.corruptions:
         raise RuntimeError(f"seed {seed}: {rig.corruptions[0]}")
-    return watch.total / 1e3 / rig.step_number
+    return whole.total / 1e3 / rig.step_number, ours.total / 1e3 / rig.step_number
 
 
 def steps() -> None:
-    """The table of steps: in each row microseconds, and the ratio; for 32 layers, each of which HiCache loads by itself."""
+    """The table of steps: in each row microseconds, and two ratios; for 32 layers, each of which HiCache loads by itself.
+
+    The second ratio is without the linker's own code: what SGLang itself does for a linker, beside what it does with HiCache.
+    """
     for page in (1, 16, 64):
         pages = 1_536 // page
         room = {"layers": 32, "page_tokens": page, "device_pages": pages, "host_pages": 2 * pages}
         spec = linked(LateLinker, prefill_tokens=1024, chunk_tokens=512, **room)
-        specs = {"HiCache": evolve(spec, linker=None), "linker": spec, "idle linker": evolve(spec, linker=IDLE)}
-        found: dict[str, list[float]] = {name: [] for name in specs}
-        for seed in (1, 2, 3):
-            for name, each in specs.items():
-                found[name].append(step_cost(each, seed))
-        ratios = [ours / theirs for ours, theirs in zip(found["linker"], found["HiCache"], strict=True)]
-        row = ", ".join(f"{name} {statistics.median(times):,.0f}" for name, times in found.items())
-        print(f"pages of {page}: {row}; linker to HiCache {statistics.median(ratios):.2f}", flush=True)
+        runs = [(step_cost(evolve(spec, linker=None), seed)[0], *step_cost(spec, seed)) for seed in SEEDS]
+        theirs, linker, own = (statistics.median(column) for column in zip(*runs, strict=True))
+        ratio, without = (
+            statistics.median(ratios)
+            for ratios in zip(*((linker / theirs, (linker - own) / theirs) for theirs, linker, own in runs), strict=True)
+        )
+        row = f"HiCache {theirs:,.0f}, linker {linker:,.0f}, of it in its own code {own:,.0f}"
+        print(f"pages of {page}: {row}; linker to HiCache {ratio:.2f}, without its own code {without:.2f}", flush=True)
 
 
-IDLE = f"tests.sglang.linker_figures:{IdleLinker.__name__}"
+SEEDS = (1, 2, 3)
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ def layers_not_waited_for(linker: Any) -> None:
 def forward_not_waited_for(linker: Any) -> None:
     """Copies do not wait for the forward pass that still writes what they read, or uses what they write."""
     for transport in linker.transports:
-        transport._forward_stream = None
+        transport._engines = (None,)
 
 
 def acknowledged_early(linker: Any) -> None:

@@ -311,7 +311,7 @@ def test_copies_that_fail_are_logged_with_their_reason(monkeypatch: pytest.Monke
     monkeypatch.setattr(linker_room.logger, "warning", lambda text, *args: said.append(text % args))
     (transport,) = linker.transports
     monkeypatch.setattr(transport._copier, "launch", launch)
-    monkeypatch.setattr(transport, "_follow", lambda: None)  # no stream is under way here
+    monkeypatch.setattr(transport._streams, "computed", lambda engine: None)  # no stream is under way here
     for page in (1, 2, 3):
         linker.offload(transfer(page))
         linker.num_completed_offloads()

@@ -190,14 +190,15 @@ class TorchCopier:
     def computed(self, engine: object = None) -> None:
         """Order copies launched from now on after the work that the engine has queued so far.
 
-        *engine* is a stream or event of the device; None for the current stream of the calling thread. Call it after each
-        forward pass, and once before the first launch; with several streams, once for each. Refuses: MisuseError for anything
-        else, and while a graph is captured. If the device raises, the error is raised here, and nothing may be launched then.
+        *engine* is a stream or event of the device, or a tuple of some; None for the current stream of the calling thread. Call
+        it after each forward pass, and once before the first launch. Refuses: MisuseError for anything else, and while a graph
+        is captured. If the device raises, the error is raised here, and nothing may be launched then.
         """
         self._refuse_capture("what was computed cannot be marked")
         marked, self._marked = self._marked, _Covered.NOTHING
         try:
-            self._device.follow(self._streams[COMPUTE], engine)
+            for each in _each(engine):
+                self._device.follow(self._streams[COMPUTE], each)
         except MisuseError:
             self._marked = marked
             raise
@@ -209,14 +210,15 @@ class TorchCopier:
     def before_forward(self, engine: object = None, blocks: Sequence[int] | Ids | None = None) -> None:
         """Order work that the engine queues next after the loads into these blocks (None: after all loads).
 
-        *engine* is a stream, None for the current one. Next: the forward pass, and then `computed`; nothing may be launched
-        between them. Refuses: MisuseError for a block that does not exist and while a graph is captured, DeviceLostError if the
-        loads cannot be waited for.
+        *engine* is a stream or a tuple of some, None for the current one. Next: the forward pass, and then `computed`; nothing
+        may be launched between them. Refuses: MisuseError for a block that does not exist and while a graph is captured,
+        DeviceLostError if the loads cannot be waited for.
         """
         self._refuse_capture("no forward pass can be ordered after loads")
         ids = None if blocks is None else checked(blocks, self._layout.cache.num_blocks)
         for event in self._order.before(COMPUTE, ids, None):
-            self._device.precede(event, engine)
+            for each in _each(engine):
+                self._device.precede(event, each)
         if self._marked is _Covered.ALL:
             self._marked = _Covered.BEFORE_FORWARD
 
@@ -517,3 +519,8 @@ class TorchCopier:
         self._counts.num_failed += bool(why)
         self._counts.last_error = why or self._counts.last_error
         self._landed.append((order, Completion(job, self._worker, Result.FAILED if why else Result.OK)))
+
+
+def _each(engine: object) -> tuple[object, ...]:
+    """The streams or events that the engine has named."""
+    return engine if isinstance(engine, tuple) else (engine,)

@@ -12,13 +12,13 @@ equally large and equally far apart have the same runs, which are made once and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, zip_longest
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
-from attrs import frozen
 from numpy.typing import NDArray
 
 from blocklife.copiers._sharing import Sharing
@@ -54,26 +54,57 @@ class HostRows(Protocol):
         ...
 
 
-@frozen(eq=False)
+Columns: TypeAlias = tuple[Ids, Ids, Ids, Ids]
+"""Of each run its source, target, length and layer."""
+
+
 class Pages:
     """Runs of bytes to move: ``nbytes[i]`` from address ``source[i]`` to address ``target[i]``.
 
     No two runs of one transfer write the same byte, so they may move in any order.
     """
 
-    source: Ids
-    target: Ids
-    nbytes: Ids
-    layer: Ids
-    """The device's layer of each run, counted through all groups."""
+    def __init__(self, source: Ids, target: Ids, nbytes: Ids, layer: Ids) -> None:
+        self._make: Callable[[], Columns] = lambda: (source, target, nbytes, layer)
+        self._count, self.total = len(nbytes), int(nbytes.sum())
+
+    @classmethod
+    def later(cls, count: int, total: int, make: Callable[[], Columns]) -> Pages:
+        """So many runs of so many bytes, made when somebody looks at them: a launcher's thread, where there is one."""
+        found = cls.__new__(cls)
+        found._make, found._count, found.total = make, count, total
+        return found
 
     def __len__(self) -> int:
-        return len(self.nbytes)
+        return self._count
+
+    total: int
+    """Bytes of all runs."""
+
+    @functools.cached_property
+    def columns(self) -> Columns:
+        """All that is known of the runs."""
+        return self._make()
 
     @property
-    def total(self) -> int:
-        """Bytes of all runs."""
-        return int(self.nbytes.sum())
+    def source(self) -> Ids:
+        """Where each run is read."""
+        return self.columns[0]
+
+    @property
+    def target(self) -> Ids:
+        """Where each run is written."""
+        return self.columns[1]
+
+    @property
+    def nbytes(self) -> Ids:
+        """How long each run is."""
+        return self.columns[2]
+
+    @property
+    def layer(self) -> Ids:
+        """The device's layer of each run, counted through all groups."""
+        return self.columns[3]
 
     def chosen(self, runs: slice | NDArray[np.bool_]) -> Pages:
         """Some of the runs, in their order."""
@@ -97,6 +128,9 @@ class Pages:
 
     def parts(self, most_bytes: int, most_runs: int) -> Iterator[Pages]:
         """All runs in their order, in as few parts as possible of so many bytes and so many runs at most."""
+        if 0 < len(self) <= most_runs and self.total <= most_bytes:
+            yield self
+            return
         runs = self.cut(most_bytes)
         ends, begin = np.cumsum(runs.nbytes), 0
         while begin < len(runs):
@@ -137,6 +171,11 @@ class KvCache:
         return len(self.groups)
 
 
+_RunsOfLayers: TypeAlias = tuple[Ids, Ids, Ids, Ids | int]
+"""Layers whose runs are alike; of each run where it begins on the device and in the host, counted from where the layer and its
+column begin, and its length, one for all if they are equal."""
+
+
 class CopyLayout:
     """Both ends together: turns a transfer into runs of bytes."""
 
@@ -164,7 +203,7 @@ class CopyLayout:
         blocks = np.array(transfer.source if store else transfer.target, np.int64)
         places = np.array(transfer.target if store else transfer.source, np.int64)
         for word, ids, count in (("block", blocks, self.cache.num_blocks), ("host place", places, self.num_places)):
-            wrong = (ids < 0) | (ids >= count)
+            wrong = ids.view(np.uint64) >= count  # a negative number is a large one there
             if wrong.any():
                 raise IndexError(f"{word} {int(ids[wrong][0])} does not exist (there are {count})")
         if len(transfer.group_sizes) > self.cache.num_groups:
@@ -181,23 +220,30 @@ class CopyLayout:
 
     def pages(self, transfer: Transfer, blocks: Ids, places: Ids, group_sizes: Sequence[int] = ()) -> Pages:
         """The runs of a transfer with these `ends`, or with part of them, so many of each group; as few as possible."""
-        found: list[tuple[Ids, Ids, Ids, Ids]] = []
-        start = 0
+        found: list[_RunsOfLayers] = []
+        start = count = total = 0
         for size, alike in zip(group_sizes or transfer.group_sizes, self._alike, strict=False):
-            if size:
-                ids = _sorted_by_place(blocks[start : start + size], places[start : start + size])
-                found += ((layers, *self._runs(*ids, page, pitch)) for layers, page, pitch in alike)
+            ends = slice(start, start + size)
+            for layers, page, pitch in alike if size else ():
+                runs = self._runs(blocks[ends], places[ends], page, pitch)
+                found.append((layers, *runs))
+                count += len(layers) * len(runs[0])
+                total += len(layers) * size * page
             start += size
-        columns = np.empty((4, sum(len(layers) * len(nbytes) for layers, _, _, nbytes in found)), np.int64)
+        return Pages.later(count, total, lambda: self._columns(found, count, transfer.direction is Direction.STORE))
+
+    def _columns(self, found: Sequence[_RunsOfLayers], count: int, stores: bool) -> Columns:
+        """The runs of all layers, one layer after the other."""
+        columns = np.empty((4, count), np.int64)
         at = 0
         for layers, device, host, nbytes in found:
-            part = columns[:, at : at + len(layers) * len(nbytes)].reshape(4, len(layers), len(nbytes))
+            part = columns[:, at : at + len(layers) * len(device)].reshape(4, len(layers), len(device))
             np.add(self._device_base[layers, None], device, out=part[0])
             np.add(self._host_base[layers, None], host, out=part[1])
             part[2], part[3] = nbytes, layers[:, None]
             at += part[0].size
-        ends = (columns[0], columns[1]) if transfer.direction is Direction.STORE else (columns[1], columns[0])
-        return Pages(*ends, columns[2], columns[3])
+        device, host, nbytes, layer = columns
+        return (device, host, nbytes, layer) if stores else (host, device, nbytes, layer)
 
     def offsets(self, pages: Pages, direction: Direction) -> tuple[Ids, Ids]:
         """The offset of each run in its layer and in the rows, for movers that copy between tensors."""
@@ -212,12 +258,12 @@ class CopyLayout:
             found.setdefault((page, self.cache.pitches[layer]), []).append(layer)
         return tuple((np.array(layers, np.int64), page, pitch) for (page, pitch), layers in found.items())
 
-    def _runs(self, blocks: Ids, places: Ids, page: int, pitch: int) -> tuple[Ids, Ids, Ids]:
-        """The runs of one group in each of some layers that are alike, from where a layer and its column begin.
-
-        Where pages do not fill their rows, none are merged.
-        """
-        device, host = blocks * pitch, places * self.cache.row_bytes
+    def _runs(self, blocks: Ids, places: Ids, page: int, pitch: int) -> tuple[Ids, Ids, Ids | int]:
+        """The runs of one group in each of some layers that are alike, from where a layer and its column begin."""
+        if not page == pitch == self.cache.row_bytes:  # between two pages there is something else
+            return blocks * pitch, places * self.cache.row_bytes, page
+        blocks, places = _sorted_by_place(blocks, places)
+        device, host = blocks * page, places * page
         joins = (device[1:] == device[:-1] + page) & (host[1:] == host[:-1] + page) & (places[1:] % self.lock_places != 0)
         firsts = np.flatnonzero(np.concatenate(([True], ~joins)))
         return device[firsts], host[firsts], np.diff(np.append(firsts, len(blocks))) * page

@@ -171,6 +171,11 @@ class LinkedHost:
         self._stores.append(copies)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no copy is planned, is out, or has an outcome that SGLang has not taken."""
+        return not (self._stores or self._queued or any(memory.ledger.jobs.live for memory in self.memories))
+
+    @property
     def num_acknowledged(self) -> int:
         """How many stores, from the oldest on, have an outcome."""
         count = 0

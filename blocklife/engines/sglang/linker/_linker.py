@@ -228,6 +228,8 @@ class BlocklifeLinker(UnifiedCacheLinker):  # type: ignore[misc]  # SGLang has n
 
     def num_completed_offloads(self) -> int:
         """How many stores, in their order, have an outcome. SGLang asks at the start of each step, so a step begins here."""
+        if self._stores is None and not self._offered and self.host.is_idle:
+            return 0
         self._collect()
         self._may_wait_s = self.config.policies_below.max_wait
         self.host.begin_step()

@@ -62,7 +62,8 @@ class Transport:
             self.memory.close()
             raise
         self._copier: Copier = self._streams if wrap is None else wrap(self._streams)
-        self._forward_stream = forward_stream
+        self._engines = (None,) if forward_stream is None else (None, forward_stream)
+        """Streams that SGLang computes on; None is that of the calling thread."""
         self._load_parts = load_parts
         self._launch_error = ""
         self.below: TierCopier | None = None
@@ -89,7 +90,7 @@ class Transport:
         """
         self.wait(plan.flushes)
         if plan.loads or plan.stores:
-            self._follow()
+            self._streams.computed(self._engines)
         self._launch_error = ""
         launched, failed = [], []
         transfers: list[Transfer | TierTransfer] = [*plan.promotes, *plan.demotes, *plan.loads, *plan.stores]
@@ -129,10 +130,7 @@ class Transport:
 
         In parts they are left to `before_layer`.
         """
-        blocks = blocks if self._load_parts == 1 else ()
-        self._streams.before_forward(blocks=blocks)
-        if self._forward_stream is not None:
-            self._streams.before_forward(self._forward_stream, blocks)
+        self._streams.before_forward(self._engines, blocks if self._load_parts == 1 else ())
 
     def before_layer(self, number: int) -> None:
         """What the current stream is given from now on waits for what loads in parts bring to this tensor of the cache."""
@@ -148,11 +146,6 @@ class Transport:
                     self.below.close()
         finally:
             self.memory.close()
-
-    def _follow(self) -> None:
-        self._streams.computed()
-        if self._forward_stream is not None:
-            self._streams.computed(self._forward_stream)
 
 
 class LoadCounter:
