@@ -20,6 +20,7 @@ cdef int AT_PLAN, EFFECTS_A_ROW, INITIAL_JOB, KEPT, LAST_OF_BLOCKS, LAST_OF_SLOT
 
 cpdef int store(Core core, str name, list blocks, list keys, list slots) except -1
 cpdef int load(Core core, str name, list blocks, list slots) except -1
+cpdef int ask_to_come(Core core, list blocks) except -1
 cpdef int draft_visit(Core core, int direction, list blocks, list slots, keys) except -1
 cpdef int come(Core core, str name, list blocks) except -1
 cpdef int stay(Core core) except -1

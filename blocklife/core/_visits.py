@@ -51,12 +51,18 @@ def load(core: Core, name: str, blocks: Sequence[int], slots: Sequence[int]) -> 
     return stay(core)
 
 
-def draft_visit(core: Core, direction: int, blocks: Sequence[int], slots: Sequence[int], keys: Sequence[bytes]) -> int:
-    """Draft the job of a visit, whose blocks are in ``ids``: it, and that they come, was asked. *keys* are those of a store."""
-    jobs, count = core.jobs, choose_fresh(core, (blocks,))
+def ask_to_come(core: Core, blocks: Sequence[int]) -> int:
+    """Put these blocks into ``ids``, and refuse where one of them cannot be handed out; returns how many they are."""
+    count = choose_fresh(core, (blocks,))
     if count < len(blocks):
         raise KernelRefusal(Why.NO_BLOCK, 0, 0)
     ask(core, core.rules.hand_out[1 if core.fence else 0], count, False)
+    return count
+
+
+def draft_visit(core: Core, direction: int, blocks: Sequence[int], slots: Sequence[int], keys: Sequence[bytes]) -> int:
+    """Draft the job of a visit, whose blocks are in ``ids``: it, and that they come, was asked. *keys* are those of a store."""
+    jobs, count = core.jobs, ask_to_come(core, blocks)
     check_room_for_jobs(core, 1)
     draft_job(core, direction, count, count, False, [0])
     try:

@@ -222,6 +222,11 @@ class RowVerbs:
     # --- visits -------------------------------------------------------------------------------------------------------------
 
     @verb
+    def ask_to_come(self, blocks: list[int]) -> None:
+        """Refuse blocks that no visit could bring, before room is made for their content. Nothing changes."""
+        visits.ask_to_come(self._core, blocks)
+
+    @verb
     def visit_to_store(self, request: str, blocks: list[int], keys: list[bytes], slots: list[int]) -> int:
         """A request comes with blocks that its engine has handed out, to store their content; all or none.
 

@@ -178,6 +178,10 @@ store-without-room-is-accepted-and-has-failed-in-its-turn slots=2
     # all ranks take the same number of outcomes, so a rank must not have one less
     store 1 2; launch; store 3; then host.num_acknowledged == 0; land 0; then over() == [True, False]
     then told == {"num_stored": 2, "num_no_room": 1} and states(1, 2, 3) == ["FREED"] * 3
+refused-store-evicts-nothing slots=2
+    # a page that a copy still reads was handed out: the host keeps what it has
+    stored 2; store 1; launch; refuses block 1: cannot ALLOCATE <- store 3 into=1
+    then find(2) == 1 and slots("READY") == 1; land -1; then over() == [True] and find(1) == 1
 what-is-there-is-not-copied-again
     # a node that was loaded comes back as a new one: only what is new of it is copied, and nothing at all is over at once
     stored 1 2; store 1 2 into=5; then host.num_acknowledged == 1; launch; then len(jobs) == 1; store 1 2 3 into=7; launch

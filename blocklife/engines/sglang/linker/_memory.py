@@ -200,10 +200,11 @@ class LinkedMemory:
         ledger, name = self.ledger, self._name("store")
         if ledger.jobs.live >= MAX_STORES or len(ledger.requests) >= MAX_REQUESTS - MAX_STORES:
             return self._declined(copy)
+        self._rows.ask_to_come(own := [*blocks])  # a refused store evicts nothing
         slots = self._reserve(name, keys, there)
         if slots is None:
             return self._declined(copy)
-        return self._begun(copy, name, blocks, self._rows.visit_to_store(name, [*blocks], [*keys], slots))
+        return self._begun(copy, name, own, self._rows.visit_to_store(name, own, [*keys], slots))
 
     def _reserve(self, name: str, keys: Sequence[bytes], there: list[int]) -> list[int] | None:
         """Slots for the keys of a node, none of them at the expense of what its node has there; None if there is no room."""
