@@ -539,8 +539,8 @@ class StepRing:
     ``what`` is the event's number (`_tables.EVENTS`) and the row, ``place`` a block, slot, number of a job or row of a request,
     ``job`` the number of the job that caused it, ``sequence`` the step in which several places move together. ``names`` has the
     request of an entry of a request.
-    Invariant: ``heard`` says of each row, by event and row, whether a hook wants it; that of row 0, which is none, whether one
-    wants any row of the event.
+    Invariant: ``heard`` at an event and a row is whether a hook wants that row. No row has the number 0: there it is whether a
+    hook wants any row of the event.
     """
 
     def __init__(self, size: int) -> None:

@@ -181,7 +181,7 @@ class Journal:
     def listen(self, listener: ContentListener, stored: bool) -> None:
         """The same for code of this package: it is called after each verb, for all its slots, and only takes notes.
 
-        Without *stored* it hears only of content that is gone, unless another listener or a watcher hears of both.
+        Without *stored* it is told only of content that is gone. If another listener, or a watcher, is told of both, so is it.
         """
         self.core.watched |= WITHDRAWS | PUBLISHES * stored
         self.listeners = (*self.listeners, listener)

@@ -375,7 +375,7 @@ class SlotsView:
     def note(self, listener: ContentListener, *, stored: bool = True) -> None:
         """The same for code of this package: it is called after each verb, for all its slots, and only takes notes.
 
-        Without *stored* it hears only of content that is gone, unless another listener or a watcher hears of both.
+        Without *stored* it is told only of content that is gone. If another listener, or a watcher, is told of both, so is it.
         """
         self._journal.listen(listener, stored)
 

@@ -195,8 +195,9 @@ def test_runs_stay_apart_where_pages_do_not_fill_their_rows() -> None:
 def test_runs_are_made_by_who_looks_at_them(direction: Direction) -> None:
     """How many there are, of how many bytes, and that they are one part, is known before: a thread that launches makes them."""
     cache = KvCache([[layer(1_000, 4, torch.float16), layer(1_000, 2, torch.float16)]])
-    pages = runs(CopyLayout(cache, rows(cache, 2_000)), shuffled(direction))
+    layout = CopyLayout(cache, rows(cache, 2_000))
     with mock.patch.object(CopyLayout, "_columns", side_effect=AssertionError("made too early")):
+        pages = runs(layout, shuffled(direction))
         assert (len(pages), pages.total) == (2_000, 12_000)
         assert [*pages.parts(12_000, 2_000)] == [pages]
 

@@ -16,13 +16,14 @@ import pytest
 from blocklife.errors import BlocklifeError, CapacityError, MisuseError, RefusedError
 from blocklife.ledger import Completion, Contract, Direction, JobId, Jobs, Ledger, Limits, Placement, Result, Store, Worker
 from blocklife.ledger.jobs import GroupTransfer, Planned
-from blocklife.states import TERMINAL, Block, Job, Request, Slot
+from blocklife.states import TERMINAL, Block, Job, Request, Slot, Trait, states_with
 from tests.ledger.test_connector_ledger import facts
 from tests.ledger.test_ledger_groups import sound
 from tests.worlds import keys, refuses
 
 NAMES = keys(*"klmnopqrst")
 BLOCKS, SLOTS, JOBS, REQUESTS = 14, 12, 6, 6
+FREE = states_with(Trait.FREE, Block)
 
 
 def ledger_of_visits() -> Ledger:
@@ -83,7 +84,7 @@ class Program:
     def blocks(self, most: int) -> list[int]:
         """Some that nobody has."""
         view = self.visits.blocks
-        free = [block for block in range(1, BLOCKS) if view.state(block) in (Block.FREED, Block.CACHED)]
+        free = [block for block in range(1, BLOCKS) if view.state(block) in FREE]
         return self.random.sample(free, min(most, len(free)))
 
     @property

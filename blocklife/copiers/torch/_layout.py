@@ -64,22 +64,25 @@ class Pages:
     No two runs of one transfer write the same byte, so they may move in any order.
     """
 
+    total: int
+    """Bytes of all runs."""
+
     def __init__(self, source: Ids, target: Ids, nbytes: Ids, layer: Ids) -> None:
         self._make: Callable[[], Columns] = lambda: (source, target, nbytes, layer)
         self._count, self.total = len(nbytes), int(nbytes.sum())
 
     @classmethod
     def later(cls, count: int, total: int, make: Callable[[], Columns]) -> Pages:
-        """So many runs of so many bytes, made when somebody looks at them: a launcher's thread, where there is one."""
+        """So many runs, of so many bytes in all, which *make* gives when they are first read.
+
+        On CUDA the thread that launches reads them first, unless they are cut into parts.
+        """
         found = cls.__new__(cls)
         found._make, found._count, found.total = make, count, total
         return found
 
     def __len__(self) -> int:
         return self._count
-
-    total: int
-    """Bytes of all runs."""
 
     @functools.cached_property
     def columns(self) -> Columns:

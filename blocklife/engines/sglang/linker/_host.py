@@ -172,8 +172,8 @@ class LinkedHost:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no copy is planned, is out, or has an outcome that SGLang has not taken."""
-        return not (self._stores or self._queued or any(memory.ledger.jobs.live for memory in self.memories))
+        """Whether no copy is planned or out, and no store has an outcome that SGLang has not taken."""
+        return not self._stores and not any(memory.ledger.jobs.live for memory in self.memories)
 
     @property
     def num_acknowledged(self) -> int:

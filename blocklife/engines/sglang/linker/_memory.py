@@ -200,7 +200,8 @@ class LinkedMemory:
         ledger, name = self.ledger, self._name("store")
         if ledger.jobs.live >= MAX_STORES or len(ledger.requests) >= MAX_REQUESTS - MAX_STORES:
             return self._declined(copy)
-        self._rows.ask_to_come(own := [*blocks])  # a refused store evicts nothing
+        own = [*blocks]
+        self._rows.ask_to_come(own)  # a refused store evicts nothing
         slots = self._reserve(name, keys, there)
         if slots is None:
             return self._declined(copy)
